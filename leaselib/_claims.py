@@ -1,0 +1,131 @@
+"""What a planner keeps of jobs, claims and watched runs. Values with little behaviour; guarded as the Planner is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leaselib._model import ClaimRequest, Reason
+from leaselib._options import JobOptions
+from leaselib.schedules import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A registered job. `func` is the handler; decisions never look at it."""
+
+    name: str
+    schedule: Schedule
+    options: JobOptions
+    func: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """A claim on its way: of a slot that is due, of a missed one, by hand, or (with `watch`) of a next attempt.
+
+    The token is drawn right before the first send and kept for every further one, so that a claim whose answer was
+    lost can be sent again. `unknown` says that a send's fate isn't known.
+    """
+
+    spec: JobSpec
+    slot_ms: int
+    reason: Reason
+    watch: Watch | None = None
+    token: str | None = None
+    unknown: bool = False
+    cancelled: bool = False
+    in_flight: bool = False
+    queued: bool = False
+    due_boot_ms: int = 0
+    sent_boot_ms: int = 0
+    tries: int = 0
+
+    @property
+    def max_late_ms(self) -> int:
+        """How late this claim may be sent, after its slot."""
+        options = self.spec.options
+        return options.catch_up_ms if self.reason == "catch-up" else options.max_late_ms
+
+    def request(self, runner: str) -> ClaimRequest:
+        """What is asked of the store."""
+        options = self.spec.options
+        return ClaimRequest(
+            job=self.spec.name,
+            slot_ms=self.slot_ms,
+            token=self.token or "",
+            runner=runner,
+            lease_ms=options.lease_ms,
+            max_attempts=options.max_attempts,
+            overlap=options.overlap,
+            max_late_ms=self.max_late_ms,
+            keep_ms=options.keep_ms,
+            history_size=options.history_size,
+            reason=self.reason,
+            takeover_of=None if self.watch is None else self.watch.attempt,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Watch:
+    """A run that this instance is a backup of, or (with `until_boot_ms`) a refused slot that it looks at again.
+
+    Attributes:
+        attempt: the attempt that was seen last; a takeover names it.
+        token: kept over all checks until one wins, so that a check whose answer was lost wins again.
+        armed: the number of the timer that counts; older ones in the heap are stale.
+    """
+
+    spec: JobSpec
+    slot_ms: int
+    attempt: int
+    until_boot_ms: int | None = None
+    token: str | None = None
+    unknown: bool = False
+    due_boot_ms: int = 0
+    armed: int = 0
+    held_back: bool = False
+    claim: Claim | None = None
+
+
+@dataclass(eq=False, slots=True)
+class JobState:
+    """A job's place in its schedule.
+
+    Attributes:
+        phase: `loading` (unfinished runs not known yet), `waiting` (for the slot), `claiming` (the slot's claim is
+            ready, sent or to be retried), `idle` (no slot comes any more).
+        slot_ms: the slot that is waited for or claimed; the one after it is `following_ms`.
+        armed: the number of the slot timer that counts.
+    """
+
+    spec: JobSpec
+    phase: Literal["loading", "waiting", "claiming", "idle"] = "loading"
+    slot_ms: int = 0
+    following_ms: int | None = None
+    reason: Reason = "scheduled"
+    armed: int = 0
+    claim: Claim | None = None
+    removed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A run that the store calls running, as far as a starting instance has to know it."""
+
+    job: str
+    slot_ms: int
+    attempt: int
+    released: bool
+    lease_end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A claim that was given up while a send's fate was unknown; its token is released until that is answered."""
+
+    job: str
+    slot_ms: int
+    token: str
+    until_boot_ms: int
+    timeout_ms: int
