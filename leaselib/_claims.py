@@ -7,7 +7,11 @@ from typing import Any, Literal
 
 from leaselib._model import ClaimRequest, Reason
 from leaselib._options import JobOptions
+from leaselib._random import Chance
 from leaselib.schedules import Schedule
+
+RETRY_FIRST_MS = 50
+RETRY_LONGEST_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,17 @@ class Claim:
         """How late this claim may be sent, after its slot."""
         options = self.spec.options
         return options.catch_up_ms if self.reason == "catch-up" else options.max_late_ms
+
+    def retry_ms(self, chance: Chance) -> int:
+        """How long to wait before the next try, after one that failed: growing, and jittered."""
+        longest_ms = min(RETRY_LONGEST_MS, RETRY_FIRST_MS << min(self.tries, 10))
+        return max(1, round(longest_ms * chance.uniform(0.5, 1.0)))
+
+    def look_again_ms(self, now_ms: int) -> int:
+        """How long a slot that was refused as an overlap is looked at: its jitter window and two heartbeats."""
+        options = self.spec.options
+        jitter_ms = 1000 if options.jitter_ms is None else options.jitter_ms
+        return max(0, self.slot_ms + jitter_ms - now_ms) + 2 * options.heartbeat_ms
 
     def request(self, runner: str) -> ClaimRequest:
         """What is asked of the store."""
@@ -86,6 +101,11 @@ class Watch:
     armed: int = 0
     held_back: bool = False
     claim: Claim | None = None
+
+
+    def check(self) -> Claim:
+        """The claim that checks the run: the one under way, or a new one."""
+        return self.claim or Claim(self.spec, self.slot_ms, "takeover", self, self.token, self.unknown)
 
 
 @dataclass(eq=False, slots=True)
@@ -129,3 +149,12 @@ class Orphan:
     token: str
     until_boot_ms: int
     timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A store operation that failed, in words. `job` is set if only that job's records are at fault."""
+
+    error: str
+    permanent: bool = False
+    job: str | None = None

@@ -9,12 +9,13 @@ of a fork.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 _log = logging.getLogger("leaselib.life")
 
@@ -62,6 +63,28 @@ def at_exit(stop: Callable[[], object]) -> None:
         util.Finalize(None, stop, exitpriority=100)
 
 
+def leave_child(raised: BaseException | None) -> NoReturn:
+    """Ends a child process that a handler forked and that came back from the handler, in the only thread it was born with.
+
+    Without leaselib such a process ends by itself, having no thread left; here a scheduler that started afresh would
+    keep it alive for ever. The exit status is the one that `sys.exit` was called with, 0 after a return, else 1.
+    """
+    if isinstance(raised, SystemExit):
+        code = raised.code
+        status = 0 if code is None else code if isinstance(code, int) else 1
+    else:
+        status = 0 if raised is None else 1
+    if status == 1:
+        _log.error("a child process that a handler forked ended with %r", raised, exc_info=raised)
+    for thing in list(_tracked):
+        if hasattr(thing, "stop"):
+            thing.stop()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or None
+            stream.flush()
+    os._exit(status & 0xFF)
+
+
 def _chain_uwsgi() -> None:
     """uWSGI forks its workers without calling the interpreter's hooks, but calls one of its own."""
     uwsgi = sys.modules.get("uwsgi")
@@ -74,7 +97,7 @@ def _chain_uwsgi() -> None:
             before()
         after_fork()
 
-    uwsgi.post_fork_hook = hook
+    vars(uwsgi)["post_fork_hook"] = hook
     options = getattr(uwsgi, "opt", {})
     if not any(key in options for key in ("enable-threads", b"enable-threads", "threads", b"threads")):
         _log.warning("uWSGI runs without threads: leaselib's jobs need the option enable-threads")

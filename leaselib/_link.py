@@ -1,13 +1,16 @@
 """An instance's view of its store: what time it is there, and whether it can be reached. Decisions only.
 
 `StoreClock` keeps the offset between the boot clock and the store's clock. `StoreHealth` decides when the store counts
-as lost, when to try it again, and when trouble is over. Both are parts of a Planner, and guarded by whatever guards it.
+as lost, when to try it again, and when trouble is over. `Link` holds both, and notices clock steps and other epochs.
+All are parts of a Planner, and guarded as it is.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 
+from leaselib._model import epoch_ms
 from leaselib._random import Chance
 
 SAMPLES = 16
@@ -15,6 +18,10 @@ STEP_MS = 100
 """An offset that is off by more than this, beyond what the round trips explain, is a step of a clock."""
 STALE_MS = 600_000
 """An idle instance asks for the time again after this long."""
+WALL_STEP_MS = 200
+"""The machine's time of day moved by more than this against the boot clock: the store is asked for the time again."""
+TROUBLE_MS = 30_000
+"""One job's malformed records are reported, and tried again, once in this time."""
 
 
 class StoreClock:
@@ -120,3 +127,93 @@ class StoreHealth:
         self.retry_boot_ms = None
         self.error = None
         return True
+
+
+class Link:
+    """What an instance knows of its store as a whole.
+
+    Attributes:
+        pinging: a ping is under way.
+        not_before_ms: the store was emptied or replaced since this instance began: older slots are not claimed.
+    """
+
+    def __init__(self, chance: Chance) -> None:
+        self.clock, self.health = StoreClock(), StoreHealth(chance)
+        self.pinging = False
+        self.not_before_ms: int | None = None
+        self._epoch: str | None = None
+        self._wall_delta_ms: int | None = None
+        self._resync = False
+        self._trouble: dict[str, int] = {}  # job: boot_ms of the last report of its malformed records
+
+    def due_boot_ms(self) -> int | None:
+        """When the store is to be tried again, or None."""
+        return None if self.pinging else self.health.retry_boot_ms
+
+    def ping_due(self, boot_ms: int, wall_ms: int) -> bool:
+        """Whether to ping now: a planned try, a step of the machine's clock, or no news for long."""
+        delta_ms, before_ms = wall_ms - boot_ms, self._wall_delta_ms
+        self._wall_delta_ms = delta_ms
+        self._resync |= before_ms is not None and abs(delta_ms - before_ms) > WALL_STEP_MS
+        if self.pinging:
+            return False
+        if self.health.state == "down":
+            due = self.health.retry_boot_ms is not None and boot_ms >= self.health.retry_boot_ms
+            if due:
+                self.health.trying()
+        else:
+            heard_ms = self.clock.sampled_boot_ms
+            due = heard_ms is not None and (self._resync or boot_ms - heard_ms > STALE_MS)
+        if due:
+            self.pinging, self._resync = True, False
+        return due
+
+    def heard(self, sent_boot_ms: int, boot_ms: int, now_ms: int, epoch: str) -> tuple[bool, bool]:
+        """An answer told the store's clock and epoch. Returns whether the clock stepped back, and whether the store is
+        another one than before.
+        """
+        stepped_back = self.clock.add(sent_boot_ms, boot_ms, now_ms) < 0
+        known, self._epoch = self._epoch, epoch
+        if known is None or known == epoch:
+            return stepped_back, False
+        self.not_before_ms = epoch_ms(epoch)
+        return stepped_back, True
+
+    def lost_slot(self, slot_ms: int) -> bool:
+        """Whether that slot is older than the store's data, so that it may have run unbeknown to the store."""
+        return self.not_before_ms is not None and slot_ms < self.not_before_ms
+
+    def report_job(self, job: str, boot_ms: int) -> bool:
+        """Whether to report trouble with one job's records now."""
+        told_ms = self._trouble.get(job)
+        if told_ms is not None and boot_ms - told_ms < TROUBLE_MS:
+            return False
+        self._trouble[job] = boot_ms
+        return True
+
+
+class Loads:
+    """The jobs whose unfinished runs are still to be asked for, a batch at a time."""
+
+    BATCH = 500
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._under_way = False
+
+    def add(self, name: str) -> None:
+        """A job to ask about."""
+        self._names.append(name)
+
+    def batch(self, known: Container[str]) -> tuple[str, ...]:
+        """The jobs to ask about now, if no other batch is under way; those not `known` any more are left out."""
+        if self._under_way:
+            return ()
+        names = tuple(name for name in self._names[: self.BATCH] if name in known)
+        del self._names[: self.BATCH]
+        self._under_way = bool(names)
+        return names
+
+    def over(self) -> None:
+        """The batch under way was answered, or failed."""
+        self._under_way = False

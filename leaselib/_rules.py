@@ -83,7 +83,7 @@ def trim_before_ms(request: ClaimRequest, now_ms: int) -> int:
 
 def trim_limit(request: ClaimRequest, meta: JobMeta) -> int:
     """How many runs this claim may trim, if it starts a new run."""
-    return max(0, min(TRIM_BATCH, meta.ended + 1 - request.history_size))
+    return max(0, min(TRIM_BATCH, meta.ended - request.history_size))
 
 
 def claim(view: JobView, request: ClaimRequest, now_ms: int, epoch: str) -> Decision:
@@ -147,6 +147,10 @@ def _claim_existing(view: JobView, run: Record, request: ClaimRequest, now_ms: i
         return _interrupted(view, run, request, now_ms, epoch, "superseded")
     if not run.released and run.attempt - run.handovers >= request.max_attempts:
         return _interrupted(view, run, request, now_ms, epoch, "max_attempts")
+    if request.takeover_of is None and run.attempt > 1:
+        # This may be a late copy of the claim that started an attempt before the latest: one token, one attempt. A
+        # backup names the attempt that it saw, so this sender becomes one.
+        return Decision(answer("running"))
     if request.overlap == "skip":
         in_the_way = _live_one(view.running, now_ms)
         if in_the_way is not None:
@@ -241,7 +245,7 @@ def _newer_started(view: JobView, slot_ms: int, now_ms: int) -> bool:
 
 def _clamped(run: Record, now_ms: int) -> Record:
     """A lease end further away than the run's own lease: the store's clock was set back. It is brought down."""
-    if run.status == "running" and run.lease_end_ms > now_ms + run.lease_ms:
+    if run.status == "running" and not run.released and run.lease_end_ms > now_ms + run.lease_ms:
         return replace(run, lease_end_ms=now_ms + run.lease_ms)
     return run
 
@@ -278,10 +282,12 @@ def finish(
 
 def release(run: Record | None, token: str, checkpoint: str | None, now_ms: int) -> tuple[bool, Record | None]:
     """Rule 4 for a hand-over: whether the release is accepted, and the record to write (None if it was before)."""
-    if run is None or run.token != token or run.status != "running":
+    if run is None or run.token != token:
         return False, None
-    if run.released:
+    if run.released:  # sent again; a newer run may have ended this one since
         return True, None
+    if run.status != "running":
+        return False, None
     released = replace(
         run,
         released=True,

@@ -14,8 +14,9 @@ from datetime import datetime
 from typing import Literal
 
 from leaselib import _life
-from leaselib._model import ClaimAnswer, ClaimRequest, Overlap, Pong, Reason, Record, Run, from_ms, to_ms
+from leaselib._model import ClaimAnswer, ClaimRequest, Overlap, Pong, Reason, Record, Run, to_ms
 from leaselib._names import check_name
+from leaselib._options import choice, duration_ms, whole
 from leaselib.errors import ConfigurationError
 
 CHECKPOINT_BYTES = 64 * 1024
@@ -147,11 +148,11 @@ class Store(abc.ABC):
         request = ClaimRequest(
             job=check_name("job", job),
             slot_ms=_slot_ms(slot),
-            token=token,
-            runner=runner,
-            lease_ms=round(lease * 1000),
-            max_attempts=max_attempts,
-            overlap=overlap,
+            token=check_name("token", token),
+            runner=check_name("runner", runner),
+            lease_ms=duration_ms("lease", lease, least_ms=1),
+            max_attempts=whole("max_attempts", max_attempts, least=1),
+            overlap=choice("overlap", overlap, ("skip", "allow")),
             max_late_ms=max_late_ms,
             keep_ms=max_late_ms if keep is None else max(max_late_ms, round(keep * 1000)),
             history_size=history_size,
@@ -225,7 +226,7 @@ class Store(abc.ABC):
         Raises:
             StoreError: the store could not answer.
         """
-        return [record.to_run() for record in self._unfinished(list(jobs), timeout)]
+        return [record.to_run() for record in self._unfinished(list(dict.fromkeys(jobs)), timeout)]
 
     def get(self, job: str, slot: datetime, *, timeout: float = DEFAULT_TIMEOUT_S) -> Run | None:
         """The run of that job and slot, or None.
@@ -268,22 +269,26 @@ def _slot_ms(slot: datetime) -> int:
         raise ConfigurationError(
             f"a slot must be an aware datetime, such as datetime(2026, 1, 1, tzinfo=timezone.utc); this is {slot!r:.80}"
         )
-    slot_ms = to_ms(slot)
-    if from_ms(slot_ms) != slot:
+    if slot.microsecond % 1000:
         raise ConfigurationError(f"a slot must be a whole number of milliseconds, not {slot!r:.100}")
-    return slot_ms
+    return to_ms(slot)
 
 
 def _checkpoint(checkpoint: str | None) -> str | None:
     if checkpoint is None:
         return None
-    if len(checkpoint.encode()) > CHECKPOINT_BYTES:
-        raise ConfigurationError(
-            f"a checkpoint may have {CHECKPOINT_BYTES} bytes of JSON; this one has {len(checkpoint.encode())}. Keep the "
-            f"data elsewhere and checkpoint where it is"
-        )
     try:
-        json.loads(checkpoint)
-    except (ValueError, RecursionError) as error:
+        size = len(checkpoint.encode())
+        json.loads(checkpoint, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
         raise ConfigurationError(f"a checkpoint must be JSON text: {error}") from error
+    if size > CHECKPOINT_BYTES:
+        raise ConfigurationError(
+            f"a checkpoint may have {CHECKPOINT_BYTES} bytes of JSON; this one has {size}. Keep the data elsewhere and "
+            f"checkpoint where it is"
+        )
     return checkpoint
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")

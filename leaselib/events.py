@@ -1,0 +1,201 @@
+"""Event, and the dispatcher that hands events to listeners and to logging.
+
+A Dispatcher owns a bounded queue and one thread, which alone calls listeners and writes the log records, so that a slow
+or raising one delays no heartbeat, claim or signal. `emit` may be called from any thread; the queue guards itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Literal, get_args
+
+from leaselib import _threads
+from leaselib.errors import ConfigurationError
+
+EventName = Literal[
+    "start", "success", "failed", "lost", "interrupted", "skip", "store_error", "store_ok", "stopped"
+]
+EVENT_NAMES: tuple[str, ...] = get_args(EventName)
+QUEUE_SIZE = 10_000
+
+_log = logging.getLogger("leaselib.scheduler")
+_store_log = logging.getLogger("leaselib.store")
+_LEVELS = {
+    "start": logging.DEBUG,
+    "success": logging.INFO,
+    "failed": logging.ERROR,
+    "lost": logging.WARNING,
+    "interrupted": logging.WARNING,
+    "skip": logging.INFO,
+    "store_error": logging.WARNING,
+    "store_ok": logging.INFO,
+    "stopped": logging.INFO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a run or to an instance.
+
+    Attributes:
+        name: `start`, `success`, `failed`, `lost`, `interrupted`, `skip`, `store_error`, `store_ok` or `stopped`.
+        job: the job's name, or None if the event isn't about a job.
+        slot: when the run was due; an aware UTC datetime.
+        attempt: the attempt's number.
+        token: the attempt's token. Who can write to the store can end the run with it.
+        runner: the instance that reports the event.
+        at: when, on the store's clock (this machine's, as long as the store wasn't heard); an aware UTC datetime.
+        reason: for `start` the run's; for `skip` one of overlap, late, missed, busy, superseded; for `lost` refused or
+            unreachable; for `interrupted` max_attempts, superseded, stopping or unreachable; for `store_error` what
+            kind of trouble.
+        error: the handler's or the store's error, as text.
+        duration: seconds that the handler ran.
+        handed_over: for `interrupted`: the run was released, so that a backup starts it again at once.
+        count: for `skip`: how many slots; counted up to 1000.
+    """
+
+    name: str
+    job: str | None
+    slot: datetime | None
+    attempt: int | None
+    token: str | None
+    runner: str
+    at: datetime
+    reason: str | None = None
+    error: str | None = None
+    duration: float | None = None
+    handed_over: bool = False
+    count: int | None = None
+
+
+Listener = Callable[[Event], object]
+_FIELDS = [field.name for field in fields(Event) if field.name != "name"]
+
+
+def check_event(name: object) -> None:
+    """Raises ConfigurationError unless an event has that name."""
+    if name not in EVENT_NAMES:
+        raise ConfigurationError(f"there is no event {name!r:.100}; events are {', '.join(EVENT_NAMES)}")
+
+
+class Listeners:
+    """Who listens to what. Guarded by a lock of its own; read as a snapshot."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_name: dict[str, tuple[Listener, ...]] = {}
+
+    def add(self, name: str, listener: Listener) -> None:
+        """Adds a listener.
+
+        Raises:
+            ConfigurationError: no event has that name, or the listener can't be called.
+        """
+        check_event(name)
+        if not callable(listener):
+            raise ConfigurationError(f"a listener must be callable with one Event; this is {listener!r:.100}")
+        with self._lock:
+            self._by_name[name] = (*self._by_name.get(name, ()), listener)
+
+    def of(self, name: str) -> tuple[Listener, ...]:
+        """The listeners of that event, in the order in which they were added."""
+        return self._by_name.get(name, ())
+
+    def after_fork(self) -> None:
+        """In the child: the lock may have been held by a thread that isn't here."""
+        self._lock = threading.Lock()
+
+
+class Dispatcher:
+    """One instance's way to its listeners. After `close`, events are handled in the thread in which they occur."""
+
+    def __init__(self, listeners: Listeners) -> None:
+        self._listeners = listeners
+        self._queue: queue.Queue[tuple[Event, BaseException | None] | None] = queue.Queue(QUEUE_SIZE)
+        self._thread: threading.Thread | None = None
+        self.dropped = 0
+        self.log_errors = 0
+
+    def start(self, name: str) -> threading.Thread:
+        """Starts the thread."""
+        self._thread = _threads.spawn(name, self._work)
+        return self._thread
+
+    def emit(self, event: Event, cause: BaseException | None = None) -> None:
+        """Hands an event on, never waiting: if listeners are too slow, the oldest is dropped and counted."""
+        if self._thread is None:
+            self._handle(event, cause)
+            return
+        while True:
+            try:
+                self._queue.put_nowait((event, cause))
+                return
+            except queue.Full:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        try:
+            dropped = self._queue.get_nowait()
+        except queue.Empty:
+            return
+        self.dropped += 1
+        if self.dropped == 1 or self.dropped % 1000 == 0:
+            _log.warning("listeners are too slow: %d events dropped, the last was %s", self.dropped, dropped)
+
+    def close(self, timeout_ms: int) -> None:
+        """Lets the thread work off the queue, for that time at most, and end. Called by a listener: doesn't wait."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                self._queue.put_nowait(None)
+            except queue.Full:
+                self._drop_oldest()
+                self._queue.put_nowait(None)
+            _threads.join([thread], timeout_ms)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is the one that calls listeners."""
+        return self._thread is threading.current_thread()
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._handle(*item)
+
+    def _handle(self, event: Event, cause: BaseException | None) -> None:
+        for listener in self._listeners.of(event.name):
+            try:
+                listener(event)
+            except BaseException:  # noqa: BLE001  a listener's SystemExit must not end the thread either
+                self._log(_log.error, "listener %r of event %s raised", listener, event.name, exc_info=True)
+        self._log(_record, event, cause)
+
+    def _log(self, call: Callable[..., object], *args: object, **kwargs: object) -> None:
+        """Logs; a filter or handler of the user's that raises must not end the thread, and is counted."""
+        try:
+            call(*args, **kwargs)
+        except BaseException:  # noqa: BLE001
+            self.log_errors += 1
+
+
+def _record(event: Event, cause: BaseException | None) -> None:
+    log = _store_log if event.name.startswith("store_") else _log
+    level = logging.INFO if event.handed_over else _LEVELS[event.name]
+    if log.isEnabledFor(level):
+        extra = {"event": event.name, **{name: getattr(event, name) for name in _FIELDS}}
+        about = "".join(
+            f" {name}={extra[name]!s:.300}"
+            for name in ("job", "slot", "attempt", "reason", "error", "count")
+            if extra[name] is not None
+        )
+        log.log(level, "%s%s", event.name, _one_line(about), extra=extra, exc_info=cause)
+
+
+def _one_line(text: str) -> str:
+    """Control characters as escapes, so that a stored text can't forge log lines or move a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
