@@ -65,6 +65,8 @@ class Attempt:
         self._stopping = False
         self._abandoned = False
         self._refused = False
+        self._ending_inside = False  # ctx.finish was called: the handler's own transaction ends the run
+        self._beats_over = False
         self._lost_told = False
         self._loss_told = False  # for on_store_loss="continue": store_error once per outage
         self._checkpoint: str | None = None
@@ -72,6 +74,7 @@ class Attempt:
         self.checkpoint_serial = 0  # grows with each ctx.checkpoint
         self.stored_serial = 0  # the latest serial that the store accepted
         self._sent_serial = 0
+        self._flush_serial = 0  # the latest serial that was to be stored at once
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
@@ -150,7 +153,7 @@ class Attempt:
 
     def next_beat(self, boot_ms: int, *, forced: bool = False) -> Step:
         """What the heartbeat thread is to do now."""
-        if self.phase == "over" or self._abandoned or self._refused or self.word == "release":
+        if self.phase == "over" or self._abandoned or self._refused or self._beats_over or self.word == "release":
             return Step("done")
         due_ms = self._next_beat_boot_ms
         if forced and self._beat_tries == 0:
@@ -172,7 +175,8 @@ class Attempt:
         """The store answered a heartbeat that was sent at `sent_boot_ms`."""
         if accepted:
             self._renewed_boot_ms = max(self._renewed_boot_ms, sent_boot_ms)
-            self._next_beat_boot_ms = sent_boot_ms + self.spec.options.heartbeat_ms
+            flush = self._flush_serial > self._sent_serial  # a checkpoint that came while this was under way
+            self._next_beat_boot_ms = boot_ms if flush else sent_boot_ms + self.spec.options.heartbeat_ms
             self._beat_tries = 0
             self._loss_told = False
             self.stored_serial = max(self.stored_serial, self._sent_serial)
@@ -180,8 +184,9 @@ class Attempt:
         if self.phase in ("ending", "over"):
             # Sent before the last word, answered after it: the last word's own answer decides.
             return []
-        self._refused = True
-        return [*self._abort("refused"), *self._lose(boot_ms, "refused"), Wake(self)]
+        if self._ending_inside:
+            return []
+        return self.refuse(boot_ms)
 
     def beat_failed(self, boot_ms: int) -> list[Effect]:
         """A heartbeat's fate is unknown: the next is sent soon, at the latest one interval later."""
@@ -205,6 +210,7 @@ class Attempt:
         self.checkpoint_serial += 1
         if not flush:
             return []
+        self._flush_serial = self.checkpoint_serial
         self._next_beat_boot_ms = boot_ms
         if not self.beating:
             self.beating = True
@@ -215,6 +221,18 @@ class Attempt:
     def pending_checkpoint(self) -> str | None:
         """The checkpoint that the store hasn't got yet, or None."""
         return self._checkpoint if self.checkpoint_serial > self.stored_serial else None
+
+    def finish_inside(self) -> list[Effect]:
+        """The handler's own transaction is about to record the run's success: until it ends nobody can take the run
+        over, and heartbeats would wait for it. The last word tells whether it was committed.
+        """
+        self._ending_inside = self._beats_over = True
+        return []
+
+    def refuse(self, boot_ms: int) -> list[Effect]:
+        """The store said that this attempt doesn't hold the run any more."""
+        self._refused = True
+        return [*self._abort("refused"), *self._lose(boot_ms, "refused"), Wake(self)]
 
     # ---- stop ---------------------------------------------------------------------------------------------------
 
@@ -278,6 +296,10 @@ class Attempt:
         if accepted and self.word in ("success", "failed"):
             self.phase, self.recorded = "over", True
             return [self.event(self.word, boot_ms, error=self.error, cause=self.cause)]
+        if self._ending_inside and not accepted and self.word != "success":
+            # The handler raised, or was told to stop, after ctx.finish: was its transaction committed before?
+            self._ending_inside, self.word, self.error, self.cause = False, "success", None, None
+            return []
         if self.word == "release" and (accepted or self._word_tries):
             # Refused after an answer was lost: an earlier send was accepted, and a backup has taken over since.
             self.phase = "over"

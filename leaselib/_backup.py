@@ -45,7 +45,8 @@ class Backups:
         if watch is None:
             watch = self._watches[spec.name, slot_ms] = Watch(spec, slot_ms, attempt, until_boot_ms)
         elif until_boot_ms is None:
-            watch.attempt, watch.until_boot_ms = attempt, None
+            self._seen(watch, attempt)
+            watch.until_boot_ms = None
         if watch.claim is None:
             self.arm(watch, boot_ms, first_check_boot_ms)
 
@@ -81,14 +82,21 @@ class Backups:
             if not self._counts(timer):
                 continue
             watch = timer[2]
-            slept = boot_ms - watch.due_boot_ms > watch.spec.options.heartbeat_ms
-            if slept and not watch.held_back:
-                watch.held_back = True  # one round only, or a busy machine would never take over
+            if self.hold_back(watch, watch.due_boot_ms, boot_ms):
                 self.arm(watch, boot_ms)
             else:
-                watch.held_back = False
                 found.append(watch)
         return found
+
+    def hold_back(self, watch: Watch, due_boot_ms: int, boot_ms: int) -> bool:
+        """Whether a check that was due then is to wait another time, because this instance slept meanwhile: runners
+        that slept too renew first. One round per check only, or a busy machine would never take over.
+        """
+        slept = boot_ms - due_boot_ms > watch.spec.options.heartbeat_ms
+        if not slept or watch.held_back:
+            return False
+        watch.held_back = True
+        return True
 
     def gone(self, job: str, slot_ms: int, attempt: int | None, boot_ms: int) -> None:
         """The takeover named something that isn't there: another attempt is, or no run (None)."""
@@ -96,7 +104,7 @@ class Backups:
         if watch is None:
             return
         if attempt is not None:
-            watch.attempt = attempt
+            self._seen(watch, attempt)
             self.arm(watch, boot_ms)
         elif watch.until_boot_ms is not None and boot_ms < watch.until_boot_ms:
             self.arm(watch, boot_ms)
@@ -120,6 +128,11 @@ class Backups:
         self._watches.clear()
         self._timers.clear()
         return dropped
+
+    def _seen(self, watch: Watch, attempt: int) -> None:
+        """Another attempt than before: no send of a check can win any more, and one token is for one attempt."""
+        if attempt != watch.attempt:
+            watch.attempt, watch.token, watch.unknown = attempt, None, False
 
     def _counts(self, timer: tuple[int, int, Watch, int]) -> bool:
         watch = timer[2]

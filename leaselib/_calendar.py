@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from leaselib import _rules
 from leaselib._claims import Claim, JobSpec, JobState, Unfinished
+from leaselib._model import ClaimAnswer
 from leaselib._random import Chance
 
 COUNT_LIMIT = 1000
@@ -143,12 +144,29 @@ class Calendar:
             self.advance(job)
         return plan
 
+    def answered(self, job: JobState, answer: ClaimAnswer) -> None:
+        """The store answered the claim of the job's slot: on to the next, or to the same again if it came too early.
+
+        What is waited for then can lie far ahead, if the store's clock was set back while the claim was on its way.
+        """
+        slot_ms = job.slot_ms
+        if answer.outcome == "early":
+            self.arm(job)
+        else:
+            self.advance(job)
+        if slot_ms > _rules.horizon_ms(answer.now_ms):
+            self._recede(job, answer.now_ms)
+
     def step_back(self, now_ms: int) -> None:
         """The store's clock was set back: slots that seemed over are to come again; the store knows which ran."""
         for job in self.jobs.values():
-            if job.phase in ("waiting", "idle"):
-                slot_ms = job.spec.schedule.next_ms(now_ms)
-                if slot_ms is not None and (job.phase == "idle" or slot_ms < job.slot_ms):
-                    job.slot_ms, job.following_ms = slot_ms, job.spec.schedule.next_ms(slot_ms)
-                    job.reason = "scheduled"
-                    self.arm(job)
+            self._recede(job, now_ms)
+
+    def _recede(self, job: JobState, now_ms: int) -> None:
+        if job.phase not in ("waiting", "idle"):
+            return
+        slot_ms = job.spec.schedule.next_ms(now_ms)
+        if slot_ms is not None and (job.phase == "idle" or slot_ms < job.slot_ms):
+            job.slot_ms, job.following_ms = slot_ms, job.spec.schedule.next_ms(slot_ms)
+            job.reason = "scheduled"
+            self.arm(job)

@@ -87,7 +87,8 @@ class Watch:
 
     Attributes:
         attempt: the attempt that was seen last; a takeover names it.
-        token: kept over all checks until one wins, so that a check whose answer was lost wins again.
+        token: kept over all checks of that attempt, so that a check whose answer was lost wins again.
+        held_back: the next check has waited one more time already, because this instance slept.
         armed: the number of the timer that counts; older ones in the heap are stale.
     """
 
@@ -101,7 +102,6 @@ class Watch:
     armed: int = 0
     held_back: bool = False
     claim: Claim | None = None
-
 
     def check(self) -> Claim:
         """The claim that checks the run: the one under way, or a new one."""

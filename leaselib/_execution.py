@@ -88,6 +88,23 @@ class Execution:
             self.beaten.wait(left_ms / 1000)
             self.beaten.clear()
 
+    def confirm(self, connection: Any) -> bool:
+        """See RunContext.confirm."""
+        record = self.attempt.record
+        held = self._instance.store.confirm(connection, record.job, from_ms(record.slot_ms), record.token)
+        if not held:
+            self._instance.decide(self.attempt.refuse)
+        return held
+
+    def finish_inside(self, connection: Any) -> bool:
+        """See RunContext.finish."""
+        record = self.attempt.record
+        self._instance.decide(lambda _: self.attempt.finish_inside())
+        held = self._instance.store.finish_inside(connection, record.job, from_ms(record.slot_ms), record.token)
+        if not held:
+            self._instance.decide(self.attempt.refuse)
+        return held
+
     # ---- the worker's thread ------------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
@@ -106,7 +123,7 @@ class Execution:
             self.handler_thread = threading.current_thread()
             raised = self._call_handler()
             if instance.forked:
-                return  # a child that the handler forked
+                _life.leave_child(raised)  # a child that the handler forked: the run is the parent's
             error = None if raised is None else describe(raised)
             instance.decide(lambda now_ms: attempt.handler_ended(raised, error, now_ms))
         else:

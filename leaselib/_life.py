@@ -64,7 +64,7 @@ def at_exit(stop: Callable[[], object]) -> None:
 
 
 def leave_child(raised: BaseException | None) -> NoReturn:
-    """Ends a child process that a handler forked and that came back from the handler, in the only thread it was born with.
+    """Ends a child process that a handler forked, and whose only inherited thread came back from that handler.
 
     Without leaselib such a process ends by itself, having no thread left; here a scheduler that started afresh would
     keep it alive for ever. The exit status is the one that `sys.exit` was called with, 0 after a return, else 1.

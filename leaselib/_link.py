@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
+from typing import Literal
 
 from leaselib._model import epoch_ms
 from leaselib._random import Chance
+
+Kind = Literal["ping", "load", "write"]
 
 SAMPLES = 16
 STEP_MS = 100
@@ -20,6 +23,8 @@ STALE_MS = 600_000
 """An idle instance asks for the time again after this long."""
 WALL_STEP_MS = 200
 """The machine's time of day moved by more than this against the boot clock: the store is asked for the time again."""
+KINDS: tuple[Kind, ...] = ("ping", "load", "write")
+"""Of two kinds of operations, a success of the later one says that the earlier works too."""
 TROUBLE_MS = 30_000
 """One job's malformed records are reported, and tried again, once in this time."""
 
@@ -66,8 +71,8 @@ class StoreClock:
 class StoreHealth:
     """Whether the store answers: `up`, `down`, or `trial` (it answers a ping; whether it takes writes is to be seen).
 
-    Trouble starts with a failed operation and ends with a successful one of the kind that failed: a disk that is full,
-    or a server out of memory, answers pings all the time.
+    Trouble starts with a failed operation and ends with a successful one of the kind that failed, or of one that asks
+    for more: a disk that is full, or a server out of memory, answers pings all the time.
     """
 
     FIRST_DELAY_MS = 100
@@ -78,26 +83,23 @@ class StoreHealth:
         self._chance = chance
         self.state = "up"
         self.since_boot_ms: int | None = None
-        self._write_failed = False
-        self._permanent = False
+        self._failed: Kind = "ping"  # the kind that asks for most
         self._delay_ms = self.FIRST_DELAY_MS
         self.retry_boot_ms: int | None = None
         self.error: str | None = None
 
-    def failed(self, boot_ms: int, error: str, *, permanent: bool, write: bool) -> bool:
+    def failed(self, boot_ms: int, error: str, *, permanent: bool, kind: Kind) -> bool:
         """An operation failed. Returns whether trouble just started."""
         started = self.state == "up"
         if started:
             self.since_boot_ms = boot_ms
             self._delay_ms = self.FIRST_DELAY_MS
-            self._write_failed = False
-        elif self.state == "down" and self.retry_boot_ms is not None and self.retry_boot_ms > boot_ms:
-            self._write_failed |= write
+            self._failed = kind
+        self._failed = max(self._failed, kind, key=KINDS.index)
+        if self.state == "down" and self.retry_boot_ms is not None and self.retry_boot_ms > boot_ms:
             return False  # one more failure of the same time; the next try is planned already
         self.state = "down"
         self.error = error
-        self._permanent = permanent
-        self._write_failed |= write
         delay_ms = self.PERMANENT_DELAY_MS if permanent else self._delay_ms
         self.retry_boot_ms = boot_ms + max(1, round(delay_ms * self._chance.uniform(0.5, 1.0)))
         self._delay_ms = min(self.LONGEST_DELAY_MS, self._delay_ms * 2)
@@ -107,19 +109,15 @@ class StoreHealth:
         """The planned try is under way."""
         self.retry_boot_ms = None
 
-    def answered_ping(self) -> bool:
-        """A ping was answered. Returns whether trouble is over."""
-        self.retry_boot_ms = None
+    def answered(self, kind: Kind) -> bool:
+        """An operation of that kind was answered. Returns whether trouble is over."""
         if self.state == "up":
             return False
-        if self._write_failed:
-            self.state = "trial"
-            return False
-        return self._over()
-
-    def answered_write(self) -> bool:
-        """A claim, heartbeat, finish or release was answered. Returns whether trouble is over."""
-        return False if self.state == "up" else self._over()
+        if KINDS.index(kind) >= KINDS.index(self._failed):
+            return self._over()
+        self.state = "trial"
+        self.retry_boot_ms = None
+        return False
 
     def _over(self) -> bool:
         self.state = "up"
@@ -209,7 +207,8 @@ class Loads:
         """The jobs to ask about now, if no other batch is under way; those not `known` any more are left out."""
         if self._under_way:
             return ()
-        names = tuple(name for name in self._names[: self.BATCH] if name in known)
+        self._names = [name for name in self._names if name in known]
+        names = tuple(self._names[: self.BATCH])
         del self._names[: self.BATCH]
         self._under_way = bool(names)
         return names

@@ -16,11 +16,12 @@ from leaselib._attempt import Attempt
 from leaselib._backup import Backups
 from leaselib._calendar import Calendar
 from leaselib._claims import Claim, Failure, JobSpec, JobState, Orphan, Unfinished
-from leaselib._effects import Begin, Effect, Emit, Load, Ping, SendClaim, Tell
-from leaselib._link import TROUBLE_MS, Link, Loads
+from leaselib._effects import Begin, Effect, Load, Ping, SendClaim, Tell
+from leaselib._link import TROUBLE_MS, Kind, Link, Loads
 from leaselib._model import ClaimAnswer, ClaimRequest
 from leaselib._orphans import Orphans
 from leaselib._random import Chance
+from leaselib._reports import Reports
 
 LOAD_TIMEOUT_MS = 5_000
 PING_TIMEOUT_MS = 3_000
@@ -33,6 +34,7 @@ class Planner:
         self.runner, self._chance = runner, chance
         self.link = Link(chance)
         self.clock, self.health = self.link.clock, self.link.health
+        self._reports = Reports(self.clock)
         self.calendar = Calendar(chance)
         self.attempts: dict[str, Attempt] = {}  # by token
         self.backups = Backups(chance)
@@ -85,7 +87,7 @@ class Planner:
         if slot_ms is None:
             raise RuntimeError("the store's clock must be known before a manual claim")
         if self.free < 1 or self.stopping:
-            return None, [self._skip(spec, slot_ms, "busy", boot_ms)]
+            return None, [self._reports.skip(spec, slot_ms, "busy", boot_ms)]
         claim = Claim(spec, slot_ms, "manual", due_boot_ms=boot_ms)
         return claim, [self._send(claim, boot_ms)]
 
@@ -198,13 +200,13 @@ class Planner:
             return self._missed(job, claim, boot_ms)
         self.orphans.give_up(claim, boot_ms)
         self.calendar.advance(job)
-        return [self._skip(claim.spec, claim.slot_ms, "busy", boot_ms), *self._release_orphans(boot_ms)]
+        return [self._reports.skip(claim.spec, claim.slot_ms, "busy", boot_ms), *self._release_orphans(boot_ms)]
 
     def _missed(self, job: JobState, claim: Claim, boot_ms: int) -> list[Effect]:
         plan = self.calendar.missed(job, claim, self.clock.store_ms(boot_ms) or 0)
         effects: list[Effect] = []
         if plan.skipped:
-            effects.append(self._skip(job.spec, plan.first_ms, "missed", boot_ms, count=plan.skipped))
+            effects.append(self._reports.skip(job.spec, plan.first_ms, "missed", boot_ms, count=plan.skipped))
         if plan.same:  # the same claim, with more time: it may have been won already
             if not claim.queued:
                 self._enqueue(claim)
@@ -218,14 +220,16 @@ class Planner:
         """Right before a claim is sent: is it still wanted, and still in time? The process may have been frozen."""
         if claim.cancelled or self.stopping:
             self._unsent(claim)
+            self.orphans.give_up(claim, boot_ms)
             told: list[Effect] = [Tell(claim, "busy")] if claim.reason == "manual" else []
-            return None, [*told, *self._dispatch(boot_ms)]
+            return None, [*told, *self._release_orphans(boot_ms), *self._dispatch(boot_ms)]
         watch = claim.watch
         if watch is not None:
-            if boot_ms - claim.due_boot_ms > watch.spec.options.heartbeat_ms:
+            if self.backups.hold_back(watch, claim.due_boot_ms, boot_ms):
                 self._unsent(claim)
-                self.backups.arm(watch, boot_ms)  # it slept: runners that slept too renew first
+                self.backups.arm(watch, boot_ms)
                 return None, self._dispatch(boot_ms)
+            watch.held_back = False
             watch.token = watch.token or self._chance.token()
             claim.token = watch.token
         elif claim.reason != "manual":
@@ -235,8 +239,10 @@ class Planner:
                 return None, [*self._missed(job, claim, boot_ms), *self._dispatch(boot_ms)]
             if self.link.lost_slot(claim.slot_ms):
                 self._unsent(claim)
+                self.orphans.give_up(claim, boot_ms)
                 self.calendar.advance(job)
-                return None, [self._skip_lost(claim, boot_ms), *self._dispatch(boot_ms)]
+                skip = self._reports.skip_lost(claim, boot_ms)
+                return None, [skip, *self._release_orphans(boot_ms), *self._dispatch(boot_ms)]
         claim.token = claim.token or self._chance.token()
         claim.sent_boot_ms = boot_ms
         claim.tries += 1
@@ -259,7 +265,7 @@ class Planner:
             effects.append(Tell(claim, "unknown", failure.error))
         if claim.reason == "manual" or claim.cancelled or self.stopping:
             self.orphans.give_up(claim, boot_ms)
-            effects += self.orphans.release(boot_ms) if self.stopping else self._release_orphans(boot_ms)
+            effects += self._release_orphans(boot_ms)
         elif watch is not None and failure.job is not None:
             self.backups.drop(watch.spec.name, watch.slot_ms)
         elif watch is not None:
@@ -286,15 +292,16 @@ class Planner:
         elif claim.watch is None:
             self.last_late_ms = answer.now_ms - claim.slot_ms
         for slot_ms in answer.interrupted:
-            effects.append(self._emit("interrupted", boot_ms, claim.spec, slot_ms, reason="superseded"))
+            self.backups.drop(claim.spec.name, slot_ms)
+            effects.append(self._reports.event("interrupted", boot_ms, claim.spec, slot_ms, reason="superseded"))
         if answer.outcome == "won" and answer.record is not None:
             effects += self._won(claim, answer, boot_ms)
         else:
             self.free += 1
             effects += self._refused(claim, answer, boot_ms)
         job = self.calendar.jobs.get(claim.spec.name)
-        if job is not None and job.claim is claim and answer.outcome != "early":
-            self.calendar.advance(job)
+        if job is not None and job.claim is claim:
+            self.calendar.answered(job, answer)
         return effects + self._dispatch(boot_ms)
 
     def _won(self, claim: Claim, answer: ClaimAnswer, boot_ms: int) -> list[Effect]:
@@ -308,7 +315,7 @@ class Planner:
         if self.stopping or claim.cancelled:
             effects += attempt.stop()
         elif stale:
-            effects += [*attempt.stop(), self._skip_lost(claim, boot_ms)]
+            effects += [*attempt.stop(), self._reports.skip_lost(claim, boot_ms)]
         return [*effects, Begin(attempt)]
 
     def _refused(self, claim: Claim, answer: ClaimAnswer, boot_ms: int) -> list[Effect]:
@@ -321,19 +328,15 @@ class Planner:
                 self.backups.watch(spec, slot_ms, record.attempt, boot_ms)
         elif outcome == "overlap" and record is not None:
             return self._overlap(claim, answer, boot_ms)
-        elif outcome == "early":
-            job = self.calendar.jobs.get(spec.name)
-            if job is not None and job.claim is claim:
-                self.calendar.arm(job)
         elif outcome == "gone":
             self.backups.gone(spec.name, slot_ms, None if record is None else record.attempt, boot_ms)
-        else:  # finished, interrupted, superseded, late
+        elif outcome != "early":  # finished, interrupted, superseded, late
             self.backups.drop(spec.name, slot_ms)
             if outcome == "interrupted" and record is not None:
-                event = self._emit("interrupted", boot_ms, spec, slot_ms, reason=record.error, attempt=record.attempt)
-                return [event]
+                why, attempt = record.error, record.attempt
+                return [self._reports.event("interrupted", boot_ms, spec, slot_ms, reason=why, attempt=attempt)]
             if outcome in ("superseded", "late") and watch is None:
-                return [self._skip(spec, slot_ms, outcome, boot_ms)]
+                return [self._reports.skip(spec, slot_ms, outcome, boot_ms)]
         return []
 
     def _overlap(self, claim: Claim, answer: ClaimAnswer, boot_ms: int) -> list[Effect]:
@@ -348,7 +351,7 @@ class Planner:
         until_ms = boot_ms + claim.look_again_ms(answer.now_ms)
         self.backups.watch(spec, claim.slot_ms, 1, boot_ms, until_boot_ms=until_ms)
         in_the_way = f"run {record.slot_ms} of the job is alive (attempt {record.attempt}, runner {record.runner})"
-        return [self._skip(spec, claim.slot_ms, "overlap", boot_ms, error=in_the_way)]
+        return [self._reports.skip(spec, claim.slot_ms, "overlap", boot_ms, error=in_the_way)]
 
     def attempt_over(self, attempt: Attempt, boot_ms: int) -> list[Effect]:
         """A worker is done with an attempt. If it ended without a success or failure, somebody has to watch the run."""
@@ -363,7 +366,7 @@ class Planner:
     # ---- claims that were given up ------------------------------------------------------------------------------
 
     def _release_orphans(self, boot_ms: int) -> list[Effect]:
-        return [] if self.health.state == "down" else self.orphans.release(boot_ms)
+        return [] if self.health.state == "down" and not self.stopping else self.orphans.release(boot_ms)
 
     def orphan_answered(self, boot_ms: int) -> list[Effect]:
         """Released, or not ours: either way nobody waits for that token any more."""
@@ -388,7 +391,7 @@ class Planner:
     ) -> list[Effect]:
         """What is unfinished of these jobs is known: their slots begin (section "Start" of the rules)."""
         self._loads.over()
-        effects = [*self._heard(sent_ms, boot_ms, now_ms, epoch), *self._reached(boot_ms)]
+        effects = [*self._heard(sent_ms, boot_ms, now_ms, epoch), *self._reached(boot_ms, "load")]
         by_job: dict[str, list[Unfinished]] = {}
         for run in runs:
             by_job.setdefault(run.job, []).append(run)
@@ -416,7 +419,7 @@ class Planner:
                 self._arm(boot_ms + TROUBLE_MS, job)
             elif job is not None:
                 self._loads.add(name)
-        return [*self.store_failed(failure, boot_ms, write=False), *self._load()]
+        return [*self.store_failed(failure, boot_ms, write=False, kind="load"), *self._load()]
 
     def ponged(self, sent_ms: int, boot_ms: int, now_ms: int, epoch: str) -> list[Effect]:
         """The store answered a ping."""
@@ -432,30 +435,29 @@ class Planner:
         stepped_back, reset = self.link.heard(sent_ms, boot_ms, now_ms, epoch)
         if stepped_back:
             self.calendar.step_back(self.clock.store_ms(boot_ms) or 0)
-        if not reset:
-            return []
-        error = "the store was emptied, replaced or restored; slots older than it are not run"
-        return [self._emit("store_error", boot_ms, reason="reset", error=error)]
+        return [self._reports.reset(boot_ms)] if reset else []
 
-    def _reached(self, boot_ms: int) -> list[Effect]:
+    def _reached(self, boot_ms: int, kind: Kind = "ping") -> list[Effect]:
         """The store answered a read: runners send what is overdue now, backups hold back for a heartbeat or two."""
-        if self.health.state != "down":
-            return self._load()
-        over = self.health.answered_ping()
-        return self._back(boot_ms, over)
+        was = self.health.state
+        over = self.health.answered(kind)
+        if was == "down":
+            return self._back(boot_ms, over)
+        told: list[Effect] = [self._reports.event("store_ok", boot_ms)] if over else []
+        return [*told, *self._load()]
 
     def store_answered(self, boot_ms: int) -> list[Effect]:
         """The store carried out a claim, a heartbeat, a finish or a release."""
         if self.health.state == "up":
             return []
         was_down = self.health.state == "down"
-        self.health.answered_write()
+        self.health.answered("write")
         if was_down:
             return self._back(boot_ms, True)
-        return [self._emit("store_ok", boot_ms), *self._dispatch(boot_ms)]
+        return [self._reports.event("store_ok", boot_ms), *self._dispatch(boot_ms)]
 
     def _back(self, boot_ms: int, over: bool) -> list[Effect]:
-        effects: list[Effect] = [self._emit("store_ok", boot_ms)] if over else []
+        effects: list[Effect] = [self._reports.event("store_ok", boot_ms)] if over else []
         for attempt in self.attempts.values():
             effects += attempt.store_back(boot_ms)
         self.backups.arm_all(boot_ms)
@@ -463,49 +465,19 @@ class Planner:
         return effects + self._dispatch(boot_ms)
 
     def store_failed(
-        self, failure: Failure, boot_ms: int, *, write: bool, slot_ms: int | None = None
+        self, failure: Failure, boot_ms: int, *, write: bool, slot_ms: int | None = None, kind: Kind | None = None
     ) -> list[Effect]:
         """An operation failed. One `store_error` when trouble starts; a malformed record is its own job's alone."""
         if failure.job is not None:
             if not self.link.report_job(failure.job, boot_ms):
                 return []
-            at_ms = self.clock.store_ms(boot_ms)
-            return [Emit("store_error", at_ms, failure.job, slot_ms, reason="malformed", error=failure.error)]
+            return [self._reports.malformed(failure.job, slot_ms, failure.error, boot_ms)]
         was = self.health.state
-        began = self.health.failed(boot_ms, failure.error, permanent=failure.permanent, write=write)
+        kind = kind or ("write" if write else "ping")
+        began = self.health.failed(boot_ms, failure.error, permanent=failure.permanent, kind=kind)
         if was != "down":  # checks that wait for a worker are held back as well; `_back` arms them anew
             for claim in self._ready:
                 if claim.watch is not None:
                     claim.watch.claim = None
             self._ready = deque(claim for claim in self._ready if claim.watch is None)
-        if not began:
-            return []
-        reason = "permanent" if failure.permanent else "unreachable"
-        return [self._emit("store_error", boot_ms, reason=reason, error=failure.error)]
-
-    # ---- events -------------------------------------------------------------------------------------------------
-
-    def _emit(
-        self,
-        name: str,
-        boot_ms: int,
-        spec: JobSpec | None = None,
-        slot_ms: int | None = None,
-        *,
-        reason: str | None = None,
-        error: str | None = None,
-        attempt: int | None = None,
-        count: int | None = None,
-    ) -> Emit:
-        job = None if spec is None else spec.name
-        at_ms = self.clock.store_ms(boot_ms)
-        return Emit(name, at_ms, job, slot_ms, attempt, reason=reason, error=error, count=count)
-
-    def _skip(
-        self, spec: JobSpec, slot_ms: int, reason: str, boot_ms: int, *, error: str | None = None, count: int = 1
-    ) -> Emit:
-        return self._emit("skip", boot_ms, spec, slot_ms, reason=reason, error=error, count=count)
-
-    def _skip_lost(self, claim: Claim, boot_ms: int) -> Emit:
-        """The store was emptied or replaced after this slot, which may have run before that."""
-        return self._skip(claim.spec, claim.slot_ms, "missed", boot_ms, error="older than the store's data")
+        return [self._reports.store_error(failure, boot_ms)] if began else []

@@ -250,6 +250,11 @@ def _clamped(run: Record, now_ms: int) -> Record:
     return run
 
 
+def holds(run: Record, token: str) -> bool:
+    """Whether the attempt with this token holds the run: rules 2 and 4 ask for nothing less."""
+    return run.token == token and run.status == "running" and not run.released
+
+
 def heartbeat(
     run: Record | None, token: str, lease_ms: int, checkpoint: str | None, now_ms: int
 ) -> Record | None:
@@ -257,7 +262,7 @@ def heartbeat(
 
     A lease that ran out but that nobody took over is renewed. A checkpoint of None leaves the stored one.
     """
-    if run is None or run.token != token or run.status != "running" or run.released:
+    if run is None or not holds(run, token):
         return None
     return replace(
         run,

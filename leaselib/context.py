@@ -143,6 +143,34 @@ class RunContext:
         if flush:
             self.check()
 
+    def confirm(self, connection: Any) -> None:
+        """Makes sure, inside your own open transaction, that this attempt holds the run until that transaction ends.
+
+        For handlers whose effects go to the store's own database: PostgreSQL (a psycopg connection, or SQLAlchemy's on
+        psycopg) or the same SQLite file (a sqlite3 connection). Call it before the effect, or right before the commit:
+        no other attempt can start before the transaction has ended.
+
+        Raises:
+            Aborted: another attempt holds the run, or the handler should stop; roll back.
+            ConfigurationError: no such connection, or no transaction is open in it.
+        """
+        self.check()
+        if not self._execution.confirm(connection):
+            raise self._aborted()
+
+    def finish(self, connection: Any) -> None:
+        """Records the run's success inside your own open transaction: effect and record commit together or not at all.
+
+        Connections as for `confirm`. Call it last, commit, and return: no heartbeat is sent from here on.
+
+        Raises:
+            Aborted: another attempt holds the run, or the handler should stop; roll back.
+            ConfigurationError: no such connection, or no transaction is open in it.
+        """
+        self.check()
+        if not self._execution.finish_inside(connection):
+            raise self._aborted()
+
     def _aborted(self) -> Aborted:
         reason = self._execution.attempt.abort_reason or "refused"
         return Aborted(f"job {self.job!r}, attempt {self.attempt} should stop: {_WORDS[reason]}", reason)

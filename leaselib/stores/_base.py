@@ -11,7 +11,7 @@ import abc
 import json
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from leaselib import _life
 from leaselib._model import ClaimAnswer, ClaimRequest, Overlap, Pong, Reason, Record, Run, to_ms
@@ -254,6 +254,40 @@ class Store(abc.ABC):
             StoreError: the store could not do it.
         """
         return self._purge(check_name("job", job), force, timeout)
+
+    def confirm(self, connection: Any, job: str, slot: datetime, token: str) -> bool:
+        """Whether the attempt still holds the run; if so, it keeps it until the caller's open transaction ends.
+
+        Args:
+            connection: the caller's connection to the store's own database, with a transaction open.
+            job: the job's name.
+            slot: the run's slot.
+            token: the attempt's token.
+
+        Raises:
+            ConfigurationError: not such a connection, or a store that can't take part in its transaction.
+        """
+        return self._confirm(connection, check_name("job", job), _slot_ms(slot), token)
+
+    def finish_inside(self, connection: Any, job: str, slot: datetime, token: str) -> bool:
+        """Rule 4 in the caller's open transaction: records the run's success, which counts once that has committed.
+
+        Arguments and errors as for `confirm`.
+        """
+        return self._finish_inside(connection, check_name("job", job), _slot_ms(slot), token)
+
+    def _confirm(self, connection: Any, job: str, slot_ms: int, token: str) -> bool:  # noqa: ARG002
+        raise self._no_transaction_of_yours()
+
+    def _finish_inside(self, connection: Any, job: str, slot_ms: int, token: str) -> bool:  # noqa: ARG002
+        raise self._no_transaction_of_yours()
+
+    def _no_transaction_of_yours(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{type(self).__name__} can't take part in a transaction of yours: ctx.confirm and ctx.finish need a "
+            f"PostgresStore and a connection to its database, or a SQLiteStore and one to its file. With other stores "
+            f"hand ctx.fence to what you write to"
+        )
 
     def now(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> datetime:
         """The store's clock, as an aware UTC datetime.

@@ -73,12 +73,18 @@ class RulesStore(Store):
         timeout: float,
     ) -> bool:
         with self._transaction(timeout, write=True) as table:
-            accepted, ended = _rules.finish(table.get(job, slot_ms), token, status, error, table.now_ms)
-            if ended is not None:
-                table.put(ended)
-                meta = table.meta(job)
-                table.set_meta(job, replace(meta, ended=meta.ended + 1))
-            return accepted
+            return self._finish_in(table, job, slot_ms, token, status, error)
+
+    @staticmethod
+    def _finish_in(
+        table: Table, job: str, slot_ms: int, token: str, status: Literal["success", "failed"], error: str | None
+    ) -> bool:
+        accepted, ended = _rules.finish(table.get(job, slot_ms), token, status, error, table.now_ms)
+        if ended is not None:
+            table.put(ended)
+            meta = table.meta(job)
+            table.set_meta(job, replace(meta, ended=meta.ended + 1))
+        return accepted
 
     def _release(self, job: str, slot_ms: int, token: str, checkpoint: str | None, timeout: float) -> bool:
         with self._transaction(timeout, write=True) as table:

@@ -214,6 +214,7 @@ def test_without_clock_changes_cronsim_finds_the_same_slots(
     minute: str, day: str, month: str, weekday: str, instant: datetime
 ) -> None:
     """Far dates too: cronsim walks on to the next match however long it takes; both ways."""
+    instant = instant.replace(second=0, microsecond=0)  # its versions differ in what they make of parts of a minute
     expression = f"{minute} 5,17 {day} {month} {weekday}"
     schedule = made(expression, "UTC")
     theirs = f"{minute} 5,17 {day} {month} {weekday.replace('L5', '5L')}"
