@@ -1,0 +1,201 @@
+"""The store as a whole: trouble is told once and ends once, and a store that lost its data is noticed."""
+
+from __future__ import annotations
+
+import itertools
+
+from harness import DELIVERED, START_MS, Fate, Work, World, lost_answer, lost_request, spec
+
+from leaselib._claims import Failure
+
+SLOT_MS = START_MS + 60_000
+
+
+def test_an_outage_is_one_store_error_and_one_store_ok():
+    world = World()
+    a = world.instance(spec(every=10, max_late=5))
+    world.advance(5_000)
+    world.cut()
+    world.advance(60_000)
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable")]
+    world.mend()
+    world.advance(3_000)
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable"), ("store_ok", None)]
+    assert a.planner.health.state == "up"
+
+
+def test_tries_grow_apart_up_to_two_seconds():
+    world = World()
+    world.instance(spec(every=10))
+    world.advance(5_000)
+    world.cut()
+    world.advance(120_000)
+    at = [c.sent_ms for c in world.sent("ping")]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] < 400
+    assert 1_000 <= gaps[-1] <= 2_000
+
+
+def test_a_trouble_that_somebody_has_to_mend_is_tried_twice_a_minute():
+    world = World()
+    a = world.instance(spec(every=10))
+    world.advance(5_000)
+    world.fate = lambda call: Fate(failure=Failure("no such table", permanent=True))
+    world.advance(120_000)
+    assert [(e.reason, e.error) for e in a.events("store_error")] == [("permanent", "no such table")]
+    assert 3 <= len(world.sent("ping")) <= 8
+
+
+def test_a_store_that_answers_pings_but_refuses_writes_is_one_trouble():
+    world = World()
+    a = world.instance(spec(every=10, max_late=5, catch_up=0))
+    world.advance(5_000)
+    world.cut("claim", "heartbeat", "finish", "release")
+    world.advance(100_000)
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable")]
+    assert len(world.sent("claim")) < 100
+    world.mend()
+    world.advance(15_000)
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable"), ("store_ok", None)]
+    assert a.events("success")[-1].slot_ms >= START_MS + 110_000
+
+
+def test_while_writes_are_in_doubt_one_claim_at_a_time_is_tried():
+    world = World()
+    jobs = [spec(f"job{n}", every=10, catch_up=0) for n in range(4)]
+    world.instance(*jobs)
+    world.advance(5_000)
+    world.fate = lambda call: Fate(10, 10, Failure("disk full")) if call.kind == "claim" else DELIVERED
+    world.advance(5_100)
+    first = len(world.sent("claim"))
+    assert first >= 4
+    world.advance(60_000)
+    times = [c.sent_ms for c in world.sent("claim")[first:]]
+    assert all(later - earlier >= 20 for earlier, later in itertools.pairwise(times))
+
+
+def test_an_answered_heartbeat_ends_an_outage():
+    world = World()
+    world.work = lambda instance, attempt: Work(60_000)
+    a = world.instance(spec(every=3_600))
+    world.advance(1_000)
+    world.fate = lambda call: lost_request() if call.kind in ("ping", "claim") else DELIVERED
+    a.manual()
+    world.advance(6_000)
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable"), ("store_ok", None)]
+
+
+def test_runners_renew_at_once_when_the_store_is_back():
+    world = World()
+    world.work = lambda instance, attempt: Work(600_000)
+    a = world.instance(spec(every=3_600))
+    world.advance(6_000)
+    world.cut()
+    world.advance(16_000)
+    world.fate = lambda call: DELIVERED if call.kind == "ping" else lost_request()
+    world.advance(2_000)
+    pinged = [c.sent_ms for c in world.sent("ping") if c.sent_ms > START_MS + 22_000]
+    assert pinged[0] in [c.sent_ms for c in world.sent("heartbeat")]
+    assert len(a.events("store_error")) == 1
+
+
+def test_slots_that_an_outage_made_late_are_one_skip_and_one_catch_up():
+    world = World()
+    a = world.instance(spec(every=60, max_late=30))
+    world.advance(30_000)
+    world.cut()
+    world.advance(60_000 * 5)
+    assert a.events("skip") == []
+    world.mend()
+    world.advance(5_000)
+    assert [(e.slot_ms, e.reason, e.count) for e in a.events("skip")] == [(SLOT_MS, "missed", 4)]
+    assert [(e.slot_ms, e.reason) for e in a.events("start")][1:] == [(START_MS + 300_000, "catch-up")]
+
+
+def test_an_emptied_store_is_one_store_error_reset_and_older_slots_are_not_run():
+    world = World()
+    a = world.instance(spec(jitter=5), share=1.0)
+    world.advance(58_000)
+    done = len(a.events("start"))
+    world.advance(3_000)  # past the slot, before its claim
+    world.reset_store()
+    a.wall_offset_ms = 10_000  # a step of the machine's clock makes it ask for the time at once
+    world.advance(10_000)
+    assert [(e.reason, e.slot_ms) for e in a.events("store_error", "skip")] == [("reset", None), ("missed", SLOT_MS)]
+    assert "older than the store's data" in a.events("skip")[0].error
+    assert len(a.events("start")) == done
+    world.advance(60_000)
+    assert a.events("start")[-1].slot_ms == SLOT_MS + 60_000
+    assert len(a.events("store_error")) == 1
+
+
+def test_a_claim_that_won_an_older_slot_in_an_emptied_store_is_handed_over_without_a_start():
+    world = World()
+    a = world.instance(spec(jitter=5, catch_up=0), share=1.0)
+    world.advance(62_000)
+    world.reset_store()  # noticed only by the claim's own answer
+    world.advance(5_000)
+    assert a.summary() == [("store_error", "reset"), ("skip", "missed"), ("interrupted", "stopping")]
+    assert len(a.planner.backups) == 0
+
+
+def test_an_older_slot_whose_send_has_an_unknown_fate_is_released_after_a_reset():
+    world = World()
+    a = world.instance(spec(catch_up=0, jitter=2), share=1.0)
+    world.advance(61_000)
+    world.reset_store()
+    world.fate = lambda call: lost_answer() if call.kind == "claim" else DELIVERED
+    world.advance(1_000)
+    assert world.run(SLOT_MS).status == "running"
+    a.wall_offset_ms = 10_000
+    world.advance(5_000)
+    assert world.run(SLOT_MS).released is True
+    assert a.summary("start") == []
+
+
+def test_a_handler_whose_run_the_emptied_store_forgot_is_told_to_stop():
+    world = World()
+    world.work = lambda instance, attempt: Work(60_000, heeds_ms=10)
+    a = world.instance(spec(every=3_600))
+    world.advance(1_000)
+    world.reset_store()
+    world.advance(10_000)
+    assert a.summary("lost", "success", "failed") == [("lost", "refused")]
+    assert list(a.signals.values()) == [(START_MS + 5_000, "refused")]
+
+
+def test_lateness_of_the_last_claim_is_known():
+    world = World()
+    a = world.instance(spec(catch_up=0, jitter=2), share=0.5)
+    world.advance(62_000)
+    assert a.planner.last_late_ms == 1_000
+
+
+def test_a_release_that_fails_is_sent_again_when_the_store_is_back():
+    world = World()
+    world.fate = lambda call: lost_answer() if call.kind == "claim" else DELIVERED
+    a = world.instance(spec(catch_up=0))
+    world.advance(60_000)
+    world.fate = lambda call: lost_request() if call.kind == "release" else DELIVERED
+    a.remove()
+    world.advance(500)
+    first = len(world.sent("release"))
+    world.mend()
+    world.advance(5_000)
+    assert first >= 1
+    assert world.run(SLOT_MS).released is True
+    assert a.planner.orphans.out == 0
+
+
+def test_the_same_seed_gives_the_same_history():
+    def history(seed: int) -> list[tuple[int, str, str, str | None]]:
+        world = World(seed)
+        world.work = lambda instance, attempt: Work(25_000)
+        for name in "abc":
+            world.instance(spec(jitter=5), name=name, share=None)
+        world.advance(300_000)
+        return [(c.sent_ms, c.instance, c.kind, c.token) for c in world.calls]
+
+    assert history(1) == history(1)
+    assert [h[:3] for h in history(1)] != [h[:3] for h in history(2)]
