@@ -172,10 +172,12 @@ class Link:
         """
         stepped_back = self.clock.add(sent_boot_ms, boot_ms, now_ms) < 0
         known, self._epoch = self._epoch, epoch
-        if known is None or known == epoch:
-            return stepped_back, False
-        self.not_before_ms = epoch_ms(epoch)
-        return stepped_back, True
+        reset = known is not None and known != epoch
+        if reset:
+            self.not_before_ms = epoch_ms(epoch)
+        if self.not_before_ms is not None:  # an epoch that lies ahead began before the store's clock was set back
+            self.not_before_ms = min(self.not_before_ms, now_ms)
+        return stepped_back, reset
 
     def lost_slot(self, slot_ms: int) -> bool:
         """Whether that slot is older than the store's data, so that it may have run unbeknown to the store."""

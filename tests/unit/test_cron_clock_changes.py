@@ -515,6 +515,17 @@ def test_b07_next_and_latest_agree_over_every_odd_change(expression: str, zone: 
         assert slot == next((other for other in found if other > instant), slot)
 
 
+def test_a_gap_of_exactly_three_hours_is_caught_up_at_its_end() -> None:
+    """Casey, 18 October 2009: from 02:00 to 05:00. Only what is longer is no summer time."""
+    schedule = Cron("30 3 * * *", "Antarctica/Casey")
+    assert forward(schedule, utc("2009-10-17T00:00+08:00"), utc("2009-10-20T00:00+11:00")) == [
+        utc("2009-10-17T03:30+08:00"),
+        utc("2009-10-18T05:00+11:00"),
+        utc("2009-10-19T03:30+11:00"),
+    ]
+    assert schedule.latest(utc("2009-10-18T05:00+11:00")) == utc("2009-10-18T05:00+11:00")
+
+
 def test_a_jump_over_the_date_line_drops_the_times_that_it_skips() -> None:
     """Apia had no 30 December 2011, so nothing is caught up for it."""
     schedule = Cron("0 6 * * *", "Pacific/Apia")
