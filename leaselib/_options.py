@@ -101,14 +101,22 @@ def duration_ms(what: str, value: object, *, least_ms: int, most_ms: int = LONGE
     else:
         raise ConfigurationError(
             f"{what} must be a number of seconds or a timedelta, such as {what}=30 or {what}=timedelta(minutes=1); "
-            f"this is {value!r:.100}"
+            f"this is {_shown(value)}"
         )
     ms = round(seconds * 1000) if math.isfinite(seconds) and abs(seconds) < 1e12 else None
     if ms is None or not least_ms <= ms <= most_ms:
         raise ConfigurationError(
-            f"{what} must be from {least_ms / 1000:g} to {most_ms / 1000:g} seconds; this is {value!r:.100}"
+            f"{what} must be from {least_ms / 1000:g} to {most_ms / 1000:g} seconds; this is {_shown(value)}"
         )
     return ms
+
+
+def _shown(value: object) -> str:
+    """A value in a message; some ints are too long to be shown."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return f"an int of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
 
 
 def whole(what: str, value: object, *, least: int) -> int:
@@ -118,7 +126,7 @@ def whole(what: str, value: object, *, least: int) -> int:
         ConfigurationError: it isn't one.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{what} must be a whole number of at least {least}; this is {value!r:.100}")
+        raise ConfigurationError(f"{what} must be a whole number of at least {least}; this is {_shown(value)}")
     return value
 
 

@@ -13,7 +13,8 @@ class LeaselibError(Exception):
 class ConfigurationError(LeaselibError, ValueError):
     """Something that the caller wrote can't work; the message says what to write instead.
 
-    Raised when a scheduler is made, when a job is registered and when a store is opened; never later.
+    Raised when a scheduler is made, when a job is registered and when a store is opened, and by calls that are given
+    something they can't take (run_now, ctx.checkpoint, ctx.confirm, ctx.finish); never by an instance that runs.
     """
 
 

@@ -131,9 +131,12 @@ class Dispatcher:
         if self._thread is None:
             self._handle(event, cause)
             return
+        self._put((event, cause))
+
+    def _put(self, item: tuple[Event, BaseException | None] | None) -> None:
         while True:
             try:
-                self._queue.put_nowait((event, cause))
+                self._queue.put_nowait(item)
                 return
             except queue.Full:
                 self._drop_oldest()
@@ -145,17 +148,14 @@ class Dispatcher:
             return
         self.dropped += 1
         if self.dropped == 1 or self.dropped % 1000 == 0:
-            _log.warning("listeners are too slow: %d events dropped, the last was %s", self.dropped, dropped)
+            name = "none" if dropped is None else dropped[0].name
+            _log.warning("listeners are too slow: %d events dropped, the last was %s", self.dropped, name)
 
     def close(self, timeout_ms: int) -> None:
         """Lets the thread work off the queue, for that time at most, and end. Called by a listener: doesn't wait."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            try:
-                self._queue.put_nowait(None)
-            except queue.Full:
-                self._drop_oldest()
-                self._queue.put_nowait(None)
+            self._put(None)
             _threads.join([thread], timeout_ms)
 
     @property

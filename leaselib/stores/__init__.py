@@ -58,16 +58,20 @@ def open_store(url: str) -> Store:
 
 
 def mask(url: str) -> str:
-    """The URL without its password and other secrets, for messages."""
-    text = str(url)
-    head, separator, rest = text.partition("://")
+    """The URL without its password and other secrets, for messages.
+
+    Everything between the user's name and the last @ may be a password, also where that isn't how URLs are read: an
+    unescaped / or ? in one is a common mistake, and just then there is a message.
+    """
+    head, separator, rest = str(url).partition("://")
     if not separator:
-        return text.partition("?")[0]
-    place, question, query = rest.partition("?")
-    credentials, at, host = place.rpartition("@")
+        return f"{head.partition(':')[0]}:***"
+    credentials, at, host = rest.rpartition("@")
+    place, question, query = host.partition("?")
     if at:
-        user = credentials.partition(":")[0]
-        place = f"{user}:***@{host}" if ":" in credentials else f"{user}@{host}"
+        user, colon, _ = credentials.partition(":")
+        hidden = ":***" if colon else "***" if set("/?&") & set(user) else user
+        place = f"{user}{hidden}@{place}" if colon else f"{hidden}@{place}"
     shown = "&".join(
         pair if not any(word in pair.partition("=")[0].lower() for word in ("pass", "secret", "key", "token"))
         else f"{pair.partition('=')[0]}=***"
@@ -87,5 +91,7 @@ def _split(url: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in options:
         if name not in known:
-            raise ConfigurationError(f"{parts.scheme}:// knows no parameter {name!r}, only {', '.join(known)}")
+            raise ConfigurationError(
+                f"{parts.scheme}:// knows no parameter but {', '.join(known)}; this is {mask(url)}"
+            )
     return unquote(parts.path), options

@@ -1,0 +1,107 @@
+"""Exactly once in one's own database: a run's record as a part of the caller's transaction.
+
+`confirm` locks the run's record in the transaction that the caller has open, if this attempt still holds the run: until
+that transaction ends nobody takes the run over. `finish_in` records its success there: effect and record commit
+together or not at all. Both run in the caller's thread on the caller's connection, wait as long as that connection
+waits, and neither commit nor roll back. Own nothing.
+
+A serializable or repeatable-read transaction should call `confirm` first: heartbeats update the record too, and the
+server refuses (40001) to lock what changed since the transaction's first statement.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import psycopg
+from psycopg import pq
+from psycopg.rows import tuple_row
+
+from leaselib.errors import ConfigurationError, StoreError
+from leaselib.stores._postgres_errors import NO_SCHEMA, transient
+from leaselib.stores._postgres_schema import quoted
+
+
+def confirm(
+    connection: Any, job: str, slot_ms: int, token: str, *, namespace: str = "default", schema: str = "leaselib"
+) -> bool:
+    """Whether the attempt with this token still holds the run; if so, it keeps it until the transaction ends.
+
+    Args:
+        connection: a psycopg.Connection, or a SQLAlchemy connection on psycopg 3; to the store's own database, in an
+            open transaction.
+        job: the job's name.
+        slot_ms: the run's slot, milliseconds since the epoch.
+        token: the attempt's token.
+        namespace: the store's namespace.
+        schema: the store's schema.
+
+    Raises:
+        ConfigurationError: no such connection, or no transaction is open in it.
+        StoreError: the store's functions can't be called over this connection.
+        psycopg.Error: what else went wrong with the caller's transaction; it can only be rolled back.
+    """
+    function = "confirm_2(%s::text, %s::text, %s::bigint, %s::text)"
+    return _call(connection, schema, function, namespace, job, slot_ms, token)
+
+
+def finish_in(
+    connection: Any,
+    job: str,
+    slot_ms: int,
+    token: str,
+    status: Literal["success", "failed"] = "success",
+    *,
+    namespace: str = "default",
+    schema: str = "leaselib",
+) -> bool:
+    """Ends the run in the caller's transaction, if the token is current and the run is neither over nor released.
+
+    It counts once that transaction has committed. Arguments and errors as for `confirm`.
+    """
+    function = "finish_in_2(%s::text, %s::text, %s::bigint, %s::text, %s::text)"
+    return _call(connection, schema, function, namespace, job, slot_ms, token, status)
+
+
+def _call(connection: Any, schema: str, function: str, *args: object) -> bool:
+    own = _driver_connection(connection)
+    sql = f"SELECT {quoted(schema)}.{function}"
+    try:
+        # Whatever row factory and preparing the caller has chosen: neither would do here, nor behind a pooler.
+        with own.cursor(row_factory=tuple_row) as cursor:
+            row = cursor.execute(sql.encode(), args, prepare=False).fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate in NO_SCHEMA or error.sqlstate == "42501":
+            raise StoreError(
+                f"this connection can't call leaselib's functions in schema {schema!r} ({error.sqlstate}): it must go "
+                f"to the store's own database, with a role that has the grants which `leaselib schema URL` prints",
+                transient=transient(error.sqlstate),
+            ) from error
+        raise
+    return row is not None and row[0] is True
+
+
+def _driver_connection(connection: Any) -> psycopg.Connection[Any]:
+    """The psycopg connection, with a transaction open or about to be.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    own = connection
+    if not isinstance(own, psycopg.Connection):
+        proxied = getattr(connection, "connection", None)  # SQLAlchemy's Connection
+        own = getattr(proxied, "driver_connection", None) or getattr(connection, "driver_connection", None)
+        in_transaction = getattr(connection, "in_transaction", None)
+        if isinstance(own, psycopg.Connection) and callable(in_transaction) and not in_transaction():
+            raise ConfigurationError("open a transaction first: `with engine.begin() as connection:`")
+    if not isinstance(own, psycopg.Connection):
+        raise ConfigurationError(
+            f"this needs a psycopg.Connection, or a SQLAlchemy connection whose engine uses postgresql+psycopg:// (of a "
+            f"Session: session.connection()), not {type(connection).__module__}.{type(connection).__qualname__}"
+        )
+    if own.autocommit and own.info.transaction_status == pq.TransactionStatus.IDLE:
+        raise ConfigurationError(
+            "the connection is in autocommit and has no transaction open, so nothing would hold the run. Use "
+            "`with connection.transaction():` around the effect, or a connection without autocommit"
+        )
+    return own

@@ -1,0 +1,209 @@
+"""The pool of a PostgresStore: connections on demand, last in first out, and nothing that runs by itself.
+
+One lock guards the list of idle connections, the set of all open ones and the count of those in use; it is never held
+while the network is waited for. Any thread may call anything. After a fork the child makes a new pool and only calls
+`forget` on the old one.
+
+Looking up a host's name is the one thing that can't be given a deadline, so it happens in a thread of its own, at most
+one per name, which ends by itself; whoever asked waits no longer than it may.
+
+Two kinds of operations share it. Patient ones (claims, reads) wait until fewer than `limit` of their kind are under
+way. Urgent ones (heartbeat, finish, release) never wait for a connection: if none is idle they open one, so that there
+are at most `limit` plus as many as there are urgent calls at once. At most `limit` idle ones are kept.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from leaselib import _clock, _threads
+from leaselib.stores._postgres_connection import Connection, Deadline
+from leaselib.stores._postgres_errors import STALE, Failure, transient
+from leaselib.stores._postgres_url import Address, Target
+
+FULL_PAUSE_S = 1.0
+"""A server that has no connection left is asked for one at most once in this time."""
+
+
+class Pool:
+    """The open connections to one address.
+
+    Args:
+        address: where to connect to.
+        limit: so many patient operations may be under way at once.
+    """
+
+    def __init__(self, address: Address, limit: int = 8) -> None:
+        self._address = address
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._patient = 0
+        self._generation = 0
+        self._first = 0  # the target that worked last
+        self._names = _Names()
+        self._full: tuple[int, Failure] | None = None  # until when (boot clock, ns) not to connect, and why
+
+    @contextmanager
+    def connection(self, deadline: Deadline, *, urgent: bool) -> Iterator[Connection]:
+        """A connection for one operation. It goes back to the pool unless it is broken by then.
+
+        Raises:
+            Failure: there is none: no answer, a refusal, or none became free until the deadline.
+        """
+        if not urgent:
+            self._begin_patient(deadline)
+        try:
+            connection, generation = self._take(deadline)
+            try:
+                yield connection
+            except Failure as failure:
+                if failure.broken or failure.sqlstate in STALE:
+                    connection.broken = True
+                    self.flush()
+                raise
+            except BaseException:
+                connection.broken = True
+                raise
+            finally:
+                self._give_back(connection, generation)
+        finally:
+            if not urgent:
+                with self._changed:
+                    self._patient -= 1
+                    self._changed.notify()
+
+    def _begin_patient(self, deadline: Deadline) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._patient < self._limit, max(0.0, deadline.left())):
+                raise Failure(f"none of {self._limit} connections became free within {deadline.seconds:.3g} s")
+            self._patient += 1
+
+    def _take(self, deadline: Deadline) -> tuple[Connection, int]:
+        while True:
+            with self._changed:
+                generation = self._generation
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self._connect(deadline), generation
+            if connection.usable():
+                return connection, generation
+            self._drop(connection)
+
+    def _give_back(self, connection: Connection, generation: int) -> None:
+        with self._changed:
+            keep = not connection.broken and generation == self._generation and len(self._idle) < self._limit
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        with self._changed:
+            self._open.discard(connection)
+        connection.close()
+
+    def flush(self) -> None:
+        """Closes every idle connection; those in use when they come back. What was lost once may be lost for all."""
+        with self._changed:
+            self._generation += 1
+            idle, self._idle = self._idle, []
+            self._open.difference_update(idle)
+        for connection in idle:
+            connection.close()
+
+    def forget(self) -> None:
+        """In the child of a fork, of the parent's pool: takes no lock, which another thread may have held."""
+        for connection in tuple(self._open):
+            connection.forget()
+
+    # ---- connecting ----------------------------------------------------------------------------------------------
+
+    def _connect(self, deadline: Deadline) -> Connection:
+        full = self._full
+        if full is not None and _clock.SYSTEM.boot_ns() < full[0]:
+            raise Failure(f"{full[1]} (asked less than {FULL_PAUSE_S:g} s ago)", full[1].sqlstate)
+        targets = self._address.targets
+        order = [(self._first + step) % len(targets) for step in range(len(targets))]
+        failures: list[Failure] = []
+        for tried, index in enumerate(order):
+            try:
+                connection = self._connect_to(targets[index], deadline.share(len(order) - tried))
+            except Failure as error:
+                failures.append(error)
+            else:
+                self._first, self._full = index, None
+                return connection
+        worst = next((f for f in failures if transient(f.sqlstate)), failures[0])
+        failure = Failure("; ".join(dict.fromkeys(map(str, failures))), worst.sqlstate)
+        if failure.sqlstate == "53300":
+            self._full = (_clock.SYSTEM.boot_ns() + int(FULL_PAUSE_S * 1e9), failure)
+        raise failure
+
+    def _connect_to(self, target: Target, deadline: Deadline) -> Connection:
+        """Tries one host, each of its addresses for an equal share of the time."""
+        addresses: list[str | None] = [None]
+        if target.host is not None:
+            addresses = [*self._names.find(target.host, deadline)]
+        for tried, address in enumerate(addresses):
+            share = deadline.share(len(addresses) - tried, self._address.connect_timeout)
+            try:
+                return Connection.open(target.conninfo(address), share, self._open)
+            except Failure:
+                if tried == len(addresses) - 1:
+                    raise
+        raise AssertionError("a host has at least one address")
+
+
+class _Question:
+    """A host's name that is being looked up, and the answer."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.answered = threading.Event()
+        self.addresses: list[str] = []
+        self.error: Exception | None = None
+
+    def ask(self) -> None:
+        """Asks the system's resolver, which takes its time."""
+        try:
+            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+            self.addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        except (OSError, UnicodeError) as error:
+            self.error = error
+        finally:
+            self.answered.set()
+
+
+class _Names:
+    """Looks up hosts' names within a deadline. The lock guards `_asked`, the questions without an answer yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: dict[str, _Question] = {}
+
+    def find(self, host: str, deadline: Deadline) -> list[str]:
+        """The host's addresses.
+
+        Raises:
+            Failure: there is none, or the resolver didn't answer in time.
+        """
+        with self._lock:
+            question = self._asked.get(host)
+            new = question is None or question.answered.is_set()
+            if question is None or new:
+                question = self._asked[host] = _Question(host)
+        if new:
+            try:
+                _threads.spawn(f"lookup-{host}", question.ask)
+            except RuntimeError:  # the interpreter is ending, and starts no more threads
+                question.ask()
+        if not question.answered.wait(max(0.0, deadline.left())):
+            raise Failure(f"the name {host!r} was not looked up within {deadline.seconds:.3g} s")
+        if not question.addresses:
+            raise Failure(f"the name {host!r} can't be looked up: {question.error}") from question.error
+        return question.addresses

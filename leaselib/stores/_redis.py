@@ -1,0 +1,406 @@
+"""RedisStore: the lease rules as Lua scripts on a Redis or Valkey server, one script and one round trip an operation.
+
+Owns the route to the servers (and through it the connections), and what it has seen of the store's epochs. Any thread
+may call it; one lock guards the epochs, and the route and its pools have locks of their own. Nothing of the driver is
+imported before a store is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from leaselib import _random
+from leaselib._model import ClaimAnswer, ClaimRequest, Outcome, Pong, Record, cut_error, epoch_ms, from_ms
+from leaselib.errors import ConfigurationError, StoreError
+from leaselib.stores import _redis_url
+from leaselib.stores._base import DEFAULT_TIMEOUT_S, Store
+from leaselib.stores._redis_codec import Keys, read_epoch, read_record, script
+
+if TYPE_CHECKING:
+    from leaselib.stores._redis_net import Command, Deadline
+    from leaselib.stores._redis_routes import Route
+
+_log = logging.getLogger("leaselib.store")
+MAX_CONNECTIONS = 64
+"""So many connections to one server at most, in one process: a quarter for claims and reads, the rest for heartbeats,
+finishes and releases, which so never queue behind claims. Each is opened when it is first needed."""
+WAIT_TIMEOUT_S = 1.0
+"""How long a claim or a finish waits for replicas, if the caller doesn't say."""
+
+_inherited: list[Any] = []
+"""In a forked child: what the parent had open. Kept, so that it is never closed from here."""
+
+
+class RedisStore(Store):
+    """Keeps runs on a Redis (6.2 or newer) or Valkey server, alone, behind Sentinel, or in a cluster.
+
+    Its clock is the server's; in a cluster each job's is that of the node that holds it. It sets no TTL on its keys.
+    Connections are opened when they are needed; none is used by two calls at once, or shared across a fork.
+
+    Args:
+        url: `redis://host:port/db`, `rediss://` for TLS, `unix:///path`, `redis+sentinel://host:port,host:port/master`
+            or `redis+cluster://host:port,host:port`; `valkey` may stand for `redis`.
+        namespace: wins over the URL's `?namespace=`; `default` if neither is given.
+        wait_replicas: a win is acted on, and a finish reported, only once so many replicas have it.
+        wait_timeout: how long to wait for them; seconds or a timedelta.
+        max_connections: so many to each server at most; at least 2.
+
+    Raises:
+        ConfigurationError: the URL or an argument can't work, or the driver is missing.
+    """
+
+    def __init__(
+        self,
+        url: str = "redis://localhost:6379/0",
+        namespace: str | None = None,
+        *,
+        wait_replicas: int | None = None,
+        wait_timeout: float | timedelta | None = None,
+        max_connections: int | None = None,
+    ) -> None:
+        target = _redis_url.parse(url)
+        given = target.parameters
+
+        def option(name: str, argument: object, default: object) -> object:
+            return given.get(name, default) if argument is None else argument
+
+        super().__init__(given.get("namespace", "default") if namespace is None else namespace)
+        self.wait_replicas = _redis_url.whole_number("wait_replicas", option("wait_replicas", wait_replicas, 0), 0)
+        self.wait_timeout = _redis_url.seconds("wait_timeout", option("wait_timeout", wait_timeout, WAIT_TIMEOUT_S))
+        self._max_connections = _redis_url.whole_number(
+            "max_connections", option("max_connections", max_connections, MAX_CONNECTIONS), 2
+        )
+        self._target = target
+        self._keys = Keys(self.namespace)
+        self._cluster = target.kind == "cluster"
+        self._start_afresh()
+
+    @classmethod
+    def from_url(cls, url: str) -> RedisStore:
+        """The store that a URL names, with all that its query says.
+
+        Raises:
+            ConfigurationError: the URL can't work, or the driver is missing.
+        """
+        return cls(url)
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self._target.shown!r}, namespace={self.namespace!r})"
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def _start_afresh(self) -> None:
+        """Connections, locks and memories of this process alone. Touches no network."""
+        try:
+            from leaselib.stores import _redis_routes
+        except ImportError as error:
+            raise ConfigurationError(
+                f"a RedisStore needs the redis package, which can't be imported ({error}); "
+                f"install it with: pip install 'leaselib[redis]'"
+            ) from error
+        sentinel = {
+            "username": self._target.parameters.get("sentinel_username"),
+            "password": self._target.parameters.get("sentinel_password"),
+        }
+        self._route: Route = _redis_routes.route_to(self._target, sentinel, self._max_connections)
+        self._calls = itertools.count(1)
+        self._sent: set[str] = set()  # scripts whose text was sent; adding to a set is safe from any thread
+        self._lock = threading.Lock()
+        self._epoch: str | None = None  # the newest that was met
+        self._job_epochs: dict[str, str] = {}  # Cluster mode
+        self._registered: set[str] = set()  # Cluster mode: jobs that this process added to the set of jobs
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Lets connections go. Idempotent; a later call of any operation opens new ones."""
+        self._check_process()
+        self._route.close()
+
+    def _after_fork(self) -> None:
+        _inherited.append(self._route)
+        self._start_afresh()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # forked in a way that ran no hook
+            self._after_fork()
+
+    # ---- one call ------------------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        name: str,
+        keys: list[str],
+        arguments: tuple[object, ...],
+        deadline: Deadline,
+        *,
+        job: str | None = None,
+        urgent: bool = False,
+        wait: bool = False,
+    ) -> tuple[list[Any], int]:
+        """Runs a script within the deadline. Returns what follows its "ok", and how many replicas have it (`wait`).
+
+        Raises:
+            StoreError: whatever went wrong; the outcome is unknown if it is transient.
+        """
+        import redis
+
+        from leaselib.stores._redis_errors import code, to_store_error
+
+        lua, call = script(name), f"{next(self._calls):x}"
+        rest = (len(keys), *keys, call, *arguments)
+        by_digest, by_text = ("EVALSHA", lua.sha, *rest), ("EVAL", lua.text, *rest)
+        try:
+            # The text goes out once in a process's life, and again whenever the server says that it hasn't got it.
+            first = by_digest if name in self._sent else by_text
+            replies = self._send(first, keys[0], deadline, urgent=urgent, wait=wait)
+            if isinstance(replies[0], redis.ResponseError) and code(replies[0]) == "NOSCRIPT":
+                replies = self._send(by_text, keys[0], deadline, urgent=urgent, wait=wait)
+            self._sent.add(name)
+            for reply in replies:
+                if isinstance(reply, redis.ResponseError):
+                    raise reply
+            answer = replies[0]
+            if not (isinstance(answer, list) and len(answer) >= 2 and answer[0] == call.encode()):
+                self._route.close()  # the connection that brought it must not be used again
+                raise redis.InvalidResponse(f"an answer to another call: expected {call}, found {answer!r:.60}")
+        except (redis.RedisError, OSError, UnicodeError) as error:
+            raise to_store_error(error, self._target.shown, job) from error
+        if answer[1] == b"ok":
+            return answer[2:], replies[1] if wait else 0
+        what = answer[2].decode("utf-8", "replace")
+        if answer[1] == b"malformed":
+            if job is None:  # only `unfinished` asks for several jobs at once; it finds out which
+                return [None, what, answer[3]], 0
+            raise _malformed(job, what)
+        raise StoreError(f"{self._target.shown}: {what}; remove it, and see who wrote it")
+
+    def _send(self, command: Command, key: str, deadline: Deadline, *, urgent: bool, wait: bool) -> list[Any]:
+        commands: list[Command] = [command]
+        if wait:  # on the same connection, so that it speaks of this very write
+            commands.append(("WAIT", self.wait_replicas, self._wait_ms(deadline)))
+        return self._route.exchange(key, commands, deadline, urgent=urgent)
+
+    def _wait_ms(self, deadline: Deadline) -> int:
+        """How long to wait for replicas: leaves time for the answer, and for a release. WAIT takes 0 for ever."""
+        return max(1, int(min(self.wait_timeout, deadline.left() * 0.6) * 1000))
+
+    def _deadline(self, timeout: float) -> Deadline:
+        from leaselib.stores._redis_net import Deadline
+
+        self._check_process()
+        return Deadline(timeout)
+
+    # ---- the operations ------------------------------------------------------------------------------------------
+
+    def _claim(self, request: ClaimRequest, timeout: float) -> ClaimAnswer:
+        deadline, job = self._deadline(timeout), request.job
+        keys = [self._keys.runs(job), self._keys.slots(job)]
+        if self._cluster:
+            self._learn_epoch(deadline)
+        else:
+            keys += [self._keys.jobs, self._keys.epoch]
+        arguments = (
+            job, request.slot_ms, request.token, request.runner, request.lease_ms, request.max_attempts,
+            request.overlap, request.max_late_ms, request.keep_ms, request.history_size, request.reason,
+            "" if request.takeover_of is None else request.takeover_of, _random.SYSTEM.token(),
+        )  # fmt: skip
+        wait = self.wait_replicas > 0
+        answer, replicas = self._call("claim", keys, arguments, deadline, job=job, wait=wait)
+        result = self._claim_answer(request, answer)
+        if result.outcome == "won":
+            if replicas < self.wait_replicas:
+                self._give_back(request, replicas, deadline)
+            if self._cluster:
+                self._register(job, deadline)
+        return result
+
+    def _claim_answer(self, request: ClaimRequest, answer: list[Any]) -> ClaimAnswer:
+        outcome, now, epoch, wait, record, checkpoint, past, interrupted = answer
+        try:
+            kept = None if record is None else read_record(request.job, record, checkpoint, past)
+            own = read_epoch(epoch) if epoch else None
+        except ValueError as error:
+            raise _malformed(request.job, str(error)) from error
+        known: Outcome = outcome.decode()
+        return ClaimAnswer(
+            outcome=known,
+            token=request.token,
+            now_ms=int(now),
+            epoch=self._heard_epoch(request.job, own),
+            record=kept,
+            wait_ms=int(wait),
+            interrupted=tuple(int(slot) for slot in interrupted),
+        )
+
+    def _give_back(self, request: ClaimRequest, replicas: int, deadline: Deadline) -> None:
+        """A win that too few replicas have isn't acted on: it is released, and may be claimed again later."""
+        keys, arguments = [self._keys.runs(request.job)], (request.slot_ms, request.token, 0, "")
+        self._call("release", keys, arguments, deadline, job=request.job, urgent=True)
+        raise StoreError(
+            f"{self._target.shown}: the claim of {request.job!r} was won, but {replicas} instead of "
+            f"{self.wait_replicas} replicas had it after {self.wait_timeout:.3g} s; it was released",
+            transient=True,
+        )
+
+    def _heartbeat(
+        self, job: str, slot_ms: int, token: str, lease_ms: int, checkpoint: str | None, timeout: float
+    ) -> bool:
+        arguments = (slot_ms, token, lease_ms, *_optional(checkpoint))
+        answer, _ = self._call(
+            "heartbeat", [self._keys.runs(job)], arguments, self._deadline(timeout), job=job, urgent=True
+        )
+        return bool(answer[0])
+
+    def _finish(
+        self,
+        job: str,
+        slot_ms: int,
+        token: str,
+        status: Literal["success", "failed"],
+        error: str | None,
+        timeout: float,
+    ) -> bool:
+        arguments = (slot_ms, token, status, *_optional(None if error is None else cut_error(error)))
+        wait = self.wait_replicas > 0
+        answer, replicas = self._call(
+            "finish", [self._keys.runs(job)], arguments, self._deadline(timeout), job=job, urgent=True, wait=wait
+        )
+        if answer[0] and replicas < self.wait_replicas:
+            raise StoreError(
+                f"{self._target.shown}: the end of a run of {job!r} was recorded, but {replicas} instead of "
+                f"{self.wait_replicas} replicas had it after {self.wait_timeout:.3g} s",
+                transient=True,
+            )
+        return bool(answer[0])
+
+    def _release(self, job: str, slot_ms: int, token: str, checkpoint: str | None, timeout: float) -> bool:
+        arguments = (slot_ms, token, *_optional(checkpoint))
+        answer, _ = self._call(
+            "release", [self._keys.runs(job)], arguments, self._deadline(timeout), job=job, urgent=True
+        )
+        return bool(answer[0])
+
+    def _unfinished(self, jobs: list[str], timeout: float) -> list[Record]:
+        deadline = self._deadline(timeout)
+        found: list[Record] = []
+        for group in [[job] for job in jobs] if self._cluster else [jobs] if jobs else []:
+            answer, _ = self._call("unfinished", [self._keys.runs(job) for job in group], (), deadline)
+            if answer[0] is None:
+                raise _malformed(group[answer[2] - 1], answer[1])
+            found += [
+                self._record(group[number - 1], int(slot), fields) for number, slot, *fields in _rows(answer[0], 5)
+            ]
+        return sorted(found, key=lambda record: (record.slot_ms, record.job))
+
+    def _get(self, job: str, slot_ms: int, timeout: float) -> Record | None:
+        answer, _ = self._call("get", [self._keys.runs(job)], (slot_ms,), self._deadline(timeout), job=job)
+        return None if answer[0][0] is None else self._record(job, slot_ms, answer[0])
+
+    def _runs(self, job: str, limit: int, timeout: float) -> list[Record]:
+        if limit <= 0:
+            return []
+        keys = [self._keys.runs(job), self._keys.slots(job)]
+        answer, _ = self._call("runs", keys, (limit,), self._deadline(timeout), job=job)
+        return [self._record(job, int(slot), fields) for slot, *fields in _rows(answer[0], 4)]
+
+    def _purge(self, job: str, force: bool, timeout: float) -> int:
+        keys = [self._keys.runs(job), self._keys.slots(job)]
+        answer, _ = self._call("purge", keys, (int(force),), self._deadline(timeout), job=job)
+        return int(answer[0])
+
+    def jobs(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[str]:
+        """See Store."""
+        answer, _ = self._call("jobs", [self._keys.jobs], (), self._deadline(timeout))
+        return sorted(name.decode("utf-8", "backslashreplace") for name in answer[0])
+
+    def ping(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Pong:
+        """See Store. In a cluster the clock is that of the node that holds the namespace's epoch."""
+        return self._ping(self._deadline(timeout))
+
+    def _ping(self, deadline: Deadline) -> Pong:
+        (now, raw), _ = self._call("ping", [self._keys.epoch], (_random.SYSTEM.token(),), deadline)
+        try:
+            epoch = read_epoch(raw)
+        except ValueError as error:
+            raise StoreError(
+                f"{self._target.shown}: the key {self._keys.epoch} is malformed ({error}); remove it, and see who "
+                f"wrote it"
+            ) from error
+        return Pong(from_ms(int(now)), self._heard_epoch(None, epoch))
+
+    def _record(self, job: str, slot_ms: int, fields: list[Any]) -> Record:
+        try:
+            record = read_record(job, *fields)
+            if record.slot_ms != slot_ms:
+                raise ValueError("it names another slot")
+        except ValueError as error:
+            raise _malformed(job, f"the record of slot {slot_ms}: {error}") from error
+        return record
+
+    # ---- epochs --------------------------------------------------------------------------------------------------
+
+    def _heard_epoch(self, job: str | None, epoch: str | None) -> str:
+        """What to report as the store's epoch, having met this one.
+
+        On a server of its own: the namespace's. In a cluster each node can lose its data alone, so each job has an
+        epoch of its own too, and a job's that changed counts as a new epoch of the store: the newest met is reported.
+        """
+        with self._lock:
+            if not self._cluster:
+                self._epoch = epoch
+            elif job is None:
+                if self._epoch is None or epoch_ms(epoch or "") > epoch_ms(self._epoch):
+                    self._epoch = epoch
+                    self._registered.clear()  # the set of jobs may be gone as well
+            elif epoch is not None:
+                known = self._job_epochs.get(job, epoch)
+                self._job_epochs[job] = epoch
+                if known != epoch and epoch_ms(epoch) > epoch_ms(self._epoch or "0-"):
+                    self._epoch = epoch
+                    self._registered.clear()
+            if self._epoch is None:  # pragma: no cover
+                raise AssertionError("every claim learns the epoch first")
+            return self._epoch
+
+    def _learn_epoch(self, deadline: Deadline) -> None:
+        """Cluster mode: a claim's own node may not know the namespace's epoch. Asked for once in a process's life."""
+        with self._lock:
+            known = self._epoch is not None
+        if not known:
+            self._ping(deadline)
+
+    def _register(self, job: str, deadline: Deadline) -> None:
+        """Cluster mode: adds the job to the set of jobs, after its first win in this process."""
+        with self._lock:
+            known = job in self._registered
+        if known:
+            return
+        try:
+            self._call("register", [self._keys.jobs], (job,), deadline)
+        except StoreError as error:  # the win stands; the next one tries again
+            _log.warning("the job %r could not be added to the set of jobs: %s", job, error)
+            return
+        with self._lock:
+            self._registered.add(job)
+
+
+def _malformed(job: str, what: str) -> StoreError:
+    return StoreError(
+        f"the stored records of the job {job!r} are malformed: {what}. See who wrote them; "
+        f"`leaselib purge --force URL JOB` removes all records of the job",
+        job=job,
+    )
+
+
+def _optional(text: str | None) -> tuple[int, str]:
+    """How scripts take a text that may be missing."""
+    return (0, "") if text is None else (1, text)
+
+
+def _rows(flat: list[Any], width: int) -> list[list[Any]]:
+    return [flat[start : start + width] for start in range(0, len(flat), width)]

@@ -1,0 +1,17 @@
+-- ping: the server's clock and the namespace's epoch, which begins here if there is none: the first call ever, or the
+-- first since the server lost its data.
+-- KEYS[1] the namespace's epoch
+-- ARGV[1] call, [2] random text for a new epoch
+-- Answer: [3] now, [4] epoch
+
+local now = clock()
+local epoch = redis.pcall('GET', KEYS[1])
+local failure = failed(epoch, KEYS[1])
+if failure then
+  return failure
+end
+if not epoch then
+  epoch = text(now) .. '-' .. ARGV[2]
+  redis.call('SET', KEYS[1], epoch)
+end
+return answer(text(now), epoch)

@@ -1,0 +1,299 @@
+"""Replicas: `wait_replicas`, failovers that lose a claim, and a real sentinel that moves the jobs to another server."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from fix_proxy import Proxy
+from fix_servers_redis import LABELS, RedisServer, knows_replica, program, replica_of, sentinel, wait_until
+
+from leaselib._model import ClaimAnswer, Run
+from leaselib.errors import StoreError
+from leaselib.stores._redis import RedisStore
+
+pytestmark = pytest.mark.system
+_tokens = (f"token-{n}" for n in itertools.count())
+
+
+@pytest.fixture(params=LABELS)
+def primary(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server of each program, for one test."""
+    with RedisServer(program=program(request.param)) as it:
+        yield it
+
+
+class Link:
+    """A replica that follows its primary through a proxy: its lag is the test's."""
+
+    def __init__(self, primary: RedisServer) -> None:
+        self.proxy = Proxy(("127.0.0.1", primary.port))
+        self.replica = replica_of(primary, port=self.proxy.port)
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.proxy.close()
+        self.replica.close()
+
+    def cut(self) -> None:
+        """Nothing of what the primary writes arrives any more; nobody notices yet."""
+        self.proxy.answers.hold()
+
+    def mend(self) -> None:
+        """What was held arrives."""
+        self.proxy.answers.go_on()
+
+
+@pytest.fixture
+def link(primary: RedisServer) -> Iterator[Link]:
+    """The primary's replica behind a proxy."""
+    with Link(primary) as it:
+        yield it
+
+
+def due(store: RedisStore) -> datetime:
+    """The whole second on the server's clock."""
+    return store.now().replace(microsecond=0)
+
+
+def claim(store: RedisStore, slot: datetime, job: str = "job", **options: Any) -> ClaimAnswer:
+    """A claim with a token of its own."""
+    return store.claim(job, slot, options.pop("token", None) or next(_tokens), "runner", **options)
+
+
+def win(store: RedisStore, slot: datetime, job: str = "job", **options: Any) -> Run:
+    """A claim that must be won."""
+    answer = claim(store, slot, job, **options)
+    assert answer.outcome == "won", answer
+    assert answer.run is not None
+    return answer.run
+
+
+def assert_transient(error: StoreError) -> None:
+    """Worth another try."""
+    assert error.transient, error
+
+
+def test_with_a_replica_every_win_and_finish_is_on_it(primary: RedisServer, link: Link) -> None:
+    """In one round trip: the replica has the run as soon as the caller knows of it."""
+    waiting = RedisStore(primary.url(), wait_replicas=1)
+    on_replica = RedisStore(link.replica.url())
+    for number in range(20):
+        slot = due(waiting) + timedelta(milliseconds=number)
+        run = win(waiting, slot)
+        assert on_replica.get("job", slot) == run
+        assert waiting.finish("job", slot, run.token, "success")
+        ended = on_replica.get("job", slot)
+        assert ended is not None
+        assert ended.status == "success"
+    waiting.close()
+    on_replica.close()
+
+
+def test_without_a_replica_no_win_is_acted_on(primary: RedisServer) -> None:
+    """It is released, so that it uses up no attempt and anybody may claim it again; reads and refusals go on."""
+    waiting = RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.1)
+    slot = due(waiting)
+    with pytest.raises(StoreError, match="0 instead of 1 replicas") as caught:
+        claim(waiting, slot, token="mine", max_attempts=1)
+    assert_transient(caught.value)
+    run = waiting.get("job", slot)
+    assert run is not None
+    assert (run.released, run.handovers) == (True, 1)
+    assert claim(waiting, slot, token="mine").outcome == "running", "sent again after its release"
+    for attempt in (1, 2, 3):
+        with pytest.raises(StoreError, match="0 instead of 1 replicas"):
+            claim(waiting, slot, takeover_of=attempt, max_attempts=1)
+    other = RedisStore(primary.url())
+    assert win(other, slot, takeover_of=4, max_attempts=1).attempt == 5, "no attempt was used up"
+    assert claim(waiting, slot).outcome == "running", "a refusal waits for nobody"
+    waiting.close()
+    other.close()
+
+
+def test_a_cut_off_replica_stops_wins_and_finishes_until_it_is_back(primary: RedisServer, link: Link) -> None:
+    """Also the same finish and the same claim sent again, on another connection: nothing is taken for replicated."""
+    waiting = RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.15)
+    slot = due(waiting)
+    run, ending = win(waiting, slot), win(waiting, slot, "ending")
+    link.cut()
+    for _ in range(3):
+        with pytest.raises(StoreError, match="0 instead of 1 replicas") as caught:
+            waiting.finish("ending", slot, ending.token, "success")
+        assert_transient(caught.value)
+        with pytest.raises(StoreError, match="0 instead of 1 replicas"):
+            claim(waiting, slot, token=run.token)  # "won again" is a write too; it is given back
+        waiting.close()
+        with pytest.raises(StoreError, match="0 instead of 1 replicas"):
+            claim(waiting, slot, "other" + next(_tokens))
+        run = win(RedisStore(primary.url()), slot, takeover_of=run.attempt)
+        assert waiting.heartbeat("job", slot, run.token, 30), "heartbeats wait for nobody"
+    link.mend()
+
+    def finished() -> bool:
+        try:
+            return waiting.finish("ending", slot, ending.token, "success")
+        except StoreError:
+            return False
+
+    wait_until(finished, "the replica to catch up")
+    assert win(waiting, slot, "later").attempt == 1
+    waiting.close()
+
+
+def test_a_finish_sent_again_on_a_fresh_connection_waits_as_well(primary: RedisServer, link: Link) -> None:
+    """WAIT speaks of its own connection's writes; a mere look would be confirmed at once, and wrongly."""
+    waiting = RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.15)
+    slot = due(waiting)
+    run = win(waiting, slot)
+    link.cut()
+    for _ in range(2):
+        fresh = RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.15)
+        fresh.ping()
+        with pytest.raises(StoreError, match="0 instead of 1 replicas"):
+            fresh.finish("job", slot, run.token, "success")
+        fresh.close()
+    on_replica = link.replica.client().hgetall("leaselib:{default:job}:runs")
+    assert '"running"' in str(on_replica), "the replica has not heard of the end"
+    link.mend()
+    waiting.close()
+
+
+def test_wait_timeouts_stay_within_the_time_out_of_the_call(primary: RedisServer) -> None:
+    """A long wait_timeout is cut to what the call has."""
+    import time
+
+    waiting = RedisStore(primary.url(), wait_replicas=1, wait_timeout=60)
+    slot = due(waiting)
+    started = time.monotonic()
+    with pytest.raises(StoreError, match="0 instead of 1 replicas"):
+        claim(waiting, slot, timeout=0.5)
+    assert time.monotonic() - started < 0.9
+    run = waiting.get("job", slot)
+    assert run is not None
+    assert run.released, "there was time left to give it back"
+    waiting.close()
+
+
+def test_a_failover_to_a_replica_that_lacks_the_claim_refuses_its_runner(primary: RedisServer, link: Link) -> None:
+    """Heartbeat, finish and release are refused, a backup is told `gone`; the slot may run again, larger fence."""
+    with Proxy(("127.0.0.1", primary.port)) as address:
+        store = RedisStore(f"redis://127.0.0.1:{address.port}")
+        slot = due(store)
+        before = win(store, slot, "before")
+        wait_until(lambda: link.replica.client().exists("leaselib:{default:before}:runs"), "the first claim's arrival")
+        link.cut()
+        lost = win(store, slot, "lost")
+        primary.kill()
+        link.replica.client().execute_command("REPLICAOF", "NO", "ONE")
+        address.target = ("127.0.0.1", link.replica.port)
+        address.reset_all()
+        assert not store.heartbeat("lost", slot, lost.token, 30)
+        assert claim(store, slot, "lost", takeover_of=lost.attempt).outcome == "gone"
+        assert not store.finish("lost", slot, lost.token, "success")
+        assert not store.release("lost", slot, lost.token)
+        assert store.heartbeat("before", slot, before.token, 30)
+        again = win(store, slot, "lost")
+        assert again.attempt == 1
+        assert again.fence > lost.fence
+        store.close()
+
+
+def test_a_sentinel_moves_the_jobs_to_the_replica(primary: RedisServer) -> None:
+    """A real sentinel: the primary is killed, calls are transient errors for a while, then claims and runs go on.
+
+    A store with `wait_replicas` goes on once the new primary has a replica of its own.
+    """
+    replica = replica_of(primary)
+    with replica, sentinel(primary) as watch:
+        knows_replica(watch)
+        url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{watch.port}/jobs/0?wait_replicas=1"
+        store, plain = RedisStore(url), RedisStore(url, wait_replicas=0)
+        slot = due(store)
+        run = win(store, slot)
+        trouble: list[StoreError] = []
+
+        def beat() -> bool:
+            try:
+                return plain.heartbeat("job", slot, run.token, 30, timeout=0.5)
+            except StoreError as error:
+                trouble.append(error)
+                return False
+
+        assert beat()
+        primary.kill()
+        wait_until(beat, "the failover", 30)
+        assert trouble
+        assert all(error.transient for error in trouble)
+        assert int(watch.client().sentinel_get_master_addr_by_name("jobs")[1]) == replica.port
+        assert win(plain, slot + timedelta(milliseconds=1), "other").attempt == 1
+        assert plain.finish("job", slot, run.token, "success")
+
+        assert not claim_on_two(store, slot), "no replica has it yet"
+        with replica_of(replica):
+            wait_until(lambda: claim_on_two(store, slot), "a win that another replica has")
+        assert all(error.transient for error in trouble)
+        store.close()
+        plain.close()
+
+
+def claim_on_two(store: RedisStore, slot: datetime) -> bool:
+    """Whether a new run was won, and a replica has it."""
+    try:
+        return claim(store, slot, f"job {next(_tokens)}").outcome == "won"
+    except StoreError as error:
+        assert_transient(error)
+        return False
+
+
+def test_a_primary_demoted_while_it_is_in_use_is_left_at_once(primary: RedisServer) -> None:
+    """READONLY makes the store ask the sentinels again: one transient error, then the new primary."""
+    replica = replica_of(primary)
+    with replica, sentinel(primary) as watch:
+        knows_replica(watch)
+        store = RedisStore(f"redis+sentinel://127.0.0.1:{watch.port}/jobs")
+        slot = due(store)
+        run = win(store, slot)
+        watch.client().execute_command("SENTINEL", "FAILOVER", "jobs")
+        address_of = watch.client().sentinel_get_master_addr_by_name
+        wait_until(lambda: int(address_of("jobs")[1]) == replica.port, "the failover")
+        # What the sentinel does about 10 s later.
+        primary.client().execute_command("REPLICAOF", "127.0.0.1", replica.port)
+        errors = 0
+        for _ in range(3):
+            try:
+                assert store.heartbeat("job", slot, run.token, 30)
+            except StoreError as error:
+                assert_transient(error)
+                errors += 1
+        assert errors <= 1
+        assert store.heartbeat("job", slot, run.token, 30)
+        store.close()
+
+
+def test_sentinels_that_do_not_know_the_name_or_are_away_are_transient(primary: RedisServer) -> None:
+    """They may be told about it yet."""
+    with sentinel(primary) as watch:
+        for url in (f"redis+sentinel://127.0.0.1:{watch.port}/other", "redis+sentinel://127.0.0.1:1,127.0.0.1:2/jobs"):
+            store = RedisStore(url)
+            with pytest.raises(StoreError, match=r"none of the \d sentinels gave an answer") as caught:
+                store.ping(timeout=1)
+            assert_transient(caught.value)
+            store.close()
+
+
+def test_a_frozen_sentinel_leaves_time_for_the_next_one(primary: RedisServer) -> None:
+    """Each gets a share of the call's time, and the one that answered is asked first from then on."""
+    with sentinel(primary) as frozen, sentinel(primary) as watch:
+        frozen.freeze()
+        store = RedisStore(f"redis+sentinel://127.0.0.1:{frozen.port},127.0.0.1:{watch.port}/jobs")
+        assert store.ping(timeout=3)
+        store.close()
+        store._route._forget(("127.0.0.1", primary.port))  # type: ignore[attr-defined]
+        assert store.ping(timeout=0.3)
+        store.close()

@@ -1,0 +1,219 @@
+"""What a Redis URL says, what is wrong with one, and that no message shows a password. No server, no network."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leaselib.errors import ConfigurationError, LeaselibError
+from leaselib.stores import _redis_url, open_store
+from leaselib.stores._redis import RedisStore
+
+CANARY = "c4n4ry"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a store opens no socket and asks no resolver."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise AssertionError("touched the network")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "addresses", "db", "user", "master"),
+    [
+        ("redis://", None, (), 0, None, ""),
+        ("redis://localhost", "single", (("localhost", 6379),), 0, None, ""),
+        ("redis://h:7000/3", "single", (("h", 7000),), 3, None, ""),
+        ("redis://h/?db=4", "single", (("h", 6379),), 4, None, ""),
+        ("valkey://u:p%40ss@h/1", "single", (("h", 6379),), 1, ("u", "p@ss"), ""),
+        ("redis://:pw@[::1]:7000", "single", (("::1", 7000),), 0, (None, "pw"), ""),
+        ("redis://u@h?password=pw", "single", (("h", 6379),), 0, ("u", "pw"), ""),
+        ("rediss://h", "single", (("h", 6379),), 0, None, ""),
+        ("valkeys://h", "single", (("h", 6379),), 0, None, ""),
+        ("unix:///run/redis.sock", "unix", (("/run/redis.sock", 0),), 0, None, ""),
+        ("unix://u:pw@/run/my%20redis.sock?db=2", "unix", (("/run/my redis.sock", 0),), 2, ("u", "pw"), ""),
+        ("redis+sentinel://a,b:1,[::2]:3/jobs", "sentinel", (("a", 26379), ("b", 1), ("::2", 3)), 0, None, "jobs"),
+        ("valkey+sentinel://a/my%2Fjobs/5", "sentinel", (("a", 26379),), 5, None, "my/jobs"),
+        ("redis+cluster://a:1,b:2", "cluster", (("a", 1), ("b", 2)), 0, None, ""),
+        ("valkeys+cluster://a/0", "cluster", (("a", 6379),), 0, None, ""),
+    ],
+)
+def test_each_form_of_url_is_understood(
+    url: str, kind: str | None, addresses: tuple[Any, ...], db: int, user: tuple[str | None, str] | None, master: str
+) -> None:
+    """Kind, places, database, credentials and the master's name; `redis://` alone names no host."""
+    if kind is None:
+        with pytest.raises(ConfigurationError):
+            _redis_url.parse(url)
+        return
+    target = _redis_url.parse(url)
+    assert (target.kind, target.addresses, target.db, target.master) == (kind, addresses, db, master)
+    assert (target.username, target.password) == (user or (None, None))
+    assert (target.tls is not None) == url.startswith(("rediss", "valkeys"))
+
+
+def test_tls_verifies_chain_and_host_name_unless_told_not_to_in_so_many_words() -> None:
+    """`ssl_cert_reqs=none` turns off both, `ssl_check_hostname=false` the name alone."""
+    import ssl
+
+    def context(query: str) -> ssl.SSLContext:
+        tls = _redis_url.parse(f"rediss://h{query}").tls
+        assert tls is not None
+        return tls
+
+    assert context("").verify_mode == ssl.CERT_REQUIRED
+    assert context("").check_hostname
+    assert context("?ssl_check_hostname=false").verify_mode == ssl.CERT_REQUIRED
+    assert not context("?ssl_check_hostname=false").check_hostname
+    assert context("?ssl_cert_reqs=none").verify_mode == ssl.CERT_NONE
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://h", "scheme is 'http'"),
+        ("redis:/h", "is no host"),
+        ("h:6379", "is no Redis URL"),
+        ("", "is no Redis URL"),
+        ("redis://h:0", "'h:0'"),
+        ("redis://h:99999", "'h:99999'"),
+        ("redis://h:port", "'h:port'"),
+        ("redis://h/x", "by its number"),
+        ("redis://h/-1", "by its number"),
+        ("redis://h/1/2", "too long a path"),
+        ("redis://h/1?db=2", "one database"),
+        ("redis://a,b", "redis\\+sentinel"),
+        ("redis://h?socket_timeout=3", "unknown parameter 'socket_timeout'.*Time-outs and retries are leaselib's own"),
+        ("redis://h?namespace", "is no URL"),
+        ("redis://h?namespace=%00", "control character"),
+        ("redis://h?namespace=", "1 to 200"),
+        ("redis://h?wait_replicas=-1", "wait_replicas must be a whole number of at least 0"),
+        ("redis://h?wait_replicas=one", "wait_replicas must be a whole number of at least 0"),
+        ("redis://h?wait_timeout=0", "wait_timeout must be a number of seconds above 0"),
+        ("redis://h?wait_timeout=nan", "wait_timeout must be a number of seconds above 0"),
+        ("redis://h?max_connections=1", "max_connections must be a whole number of at least 2"),
+        ("unix://run/redis.sock", "three slashes"),
+        ("unix://", "three slashes"),
+        ("redis+sentinel://h", "lacks the master's name"),
+        ("redis+sentinel://h,/jobs", "is no host"),
+        ("redis+cluster://h/1", "only database 0"),
+        ("rediss://h?ssl_ca_certs=/no/such/file", "No such file"),
+        ("rediss://h?ssl_certfile=/no/such/file", "No such file"),
+        ("rediss://h?ssl_cert_reqs=optional", "'required' or 'none'"),
+        ("rediss://h?ssl_check_hostname=maybe", "true or false"),
+        ("redis://[::1", "is no URL"),
+    ],
+)
+def test_a_url_that_can_not_work_is_a_configuration_error(url: str, says: str) -> None:
+    """In the constructor, and it says what was found."""
+    with pytest.raises(ConfigurationError, match=says):
+        RedisStore.from_url(url)
+
+
+@pytest.mark.parametrize("value", [None, 3, b"redis://h"])
+def test_what_is_no_text_is_no_url(value: Any) -> None:
+    """Of whatever type."""
+    with pytest.raises(ConfigurationError):
+        RedisStore(value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"wait_replicas": True},
+        {"wait_replicas": 1.0},
+        {"wait_timeout": timedelta(0)},
+        {"wait_timeout": True},
+        {"wait_timeout": "soon"},
+        {"max_connections": 0},
+        {"namespace": ""},
+        {"namespace": "a\nb"},
+    ],
+)
+def test_an_argument_that_can_not_work_is_a_configuration_error(options: dict[str, Any]) -> None:
+    """As in the URL."""
+    with pytest.raises(ConfigurationError):
+        RedisStore("redis://h", **options)
+
+
+def test_options_come_from_the_url_and_arguments_win() -> None:
+    """Namespace, replicas and time-out."""
+    url = "redis://h?namespace=shop%20%C3%A9&wait_replicas=2&wait_timeout=0.5&max_connections=9"
+    store = RedisStore(url)
+    assert (store.namespace, store.wait_replicas, store.wait_timeout) == ("shop é", 2, 0.5)
+    store = RedisStore(url, "other", wait_replicas=0, wait_timeout=timedelta(seconds=2))
+    assert (store.namespace, store.wait_replicas, store.wait_timeout) == ("other", 0, 2.0)
+    store = RedisStore("redis://h")
+    assert (store.namespace, store.wait_replicas) == ("default", 0)
+
+
+def test_open_store_makes_one_from_each_scheme() -> None:
+    """The URL schemes that the README lists."""
+    for url in ("redis://h", "valkey://h", "unix:///s", "redis+sentinel://h/m", "redis+cluster://h", "rediss://h"):
+        assert isinstance(open_store(f"{url}?namespace=n"), RedisStore)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://user:{CANARY}@h:1/0",
+        f"redis://:{CANARY}@h",
+        f"redis://user:x{CANARY}/y?z#@h",
+        f"redis://user:{CANARY}@h:bad",
+        f"redis://user:{CANARY}@h?unknown=1",
+        f"redis://h?password={CANARY}",
+        f"redis://h?p%61ssword={CANARY}&x=1",
+        f"redis://h?sentinel_password={CANARY}&namespace=%00",
+        f"http://user:{CANARY}@h",
+        f"user:{CANARY}@h",
+        f"unix://user:{CANARY}@/s?password={CANARY}",
+        f"redis+sentinel://user:{CANARY}@a,b",
+        f"redis+cluster://user:{CANARY}@a,b/7",
+        f"redis://user:{CANARY}@a,b",
+        f"rediss://user:{CANARY}@h?ssl_ca_certs=/no/file",
+    ],
+)
+def test_no_password_is_shown(url: str) -> None:
+    """Neither by repr nor by an error, and not by the errors behind an error."""
+    try:
+        shown = repr(RedisStore.from_url(url))
+    except LeaselibError as error:
+        shown = ""
+        cause: BaseException | None = error
+        while cause is not None:
+            shown += f"{cause!r} {cause} "
+            cause = cause.__cause__
+    assert shown
+    assert CANARY not in shown
+    assert CANARY not in repr(_redis_url.masked(url))
+
+
+def test_without_the_driver_a_store_names_the_extra_to_install(tmp_path: Path) -> None:
+    """And the module itself can be imported: only making a store needs the driver."""
+    (tmp_path / "redis.py").write_text("raise ImportError('No module named redis')")
+    code = (
+        "from leaselib.errors import ConfigurationError\n"
+        "from leaselib.stores._redis import RedisStore\n"
+        "from leaselib.stores._redis_acl import acl_setuser\n"
+        "try: RedisStore('redis://h')\n"
+        "except ConfigurationError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+    )
+    assert "pip install 'leaselib[redis]'" in done.stdout, done.stderr
