@@ -39,7 +39,7 @@ UPDATE = (
     f"UPDATE {TABLE} SET lease_end = clock_timestamp() + %s * interval '1 second' "
     "WHERE job = %s AND slot = %s AND token = %s RETURNING lease_end"
 )
-JOBS = 1_000
+JOBS = 100
 LEASE_S = 30
 
 

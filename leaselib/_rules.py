@@ -88,6 +88,8 @@ def trim_limit(request: ClaimRequest, meta: JobMeta) -> int:
 
 def claim(view: JobView, request: ClaimRequest, now_ms: int, epoch: str) -> Decision:
     """Rules 1, 3, 5 and 6: decides a claim, atomically with respect to every other operation on the job."""
+    if view.run is None and not view.running:  # by far the most frequent case, and nothing to clamp
+        return _claim_new(view, request, now_ms, epoch)
     run = None if view.run is None else _clamped(view.run, now_ms)
     others = tuple(_clamped(r, now_ms) for r in view.running)
     clamped = tuple(r for r, before in zip(others, view.running, strict=True) if r is not before)

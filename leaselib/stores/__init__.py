@@ -65,7 +65,8 @@ def mask(url: str) -> str:
     """
     head, separator, rest = str(url).partition("://")
     if not separator:
-        return f"{head.partition(':')[0]}:***"
+        place = head.partition("?")[0]
+        return f"{place.partition(':')[0]}:***" if ":" in place else place
     credentials, at, host = rest.rpartition("@")
     place, question, query = host.partition("?")
     if at:
@@ -91,7 +92,5 @@ def _split(url: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in options:
         if name not in known:
-            raise ConfigurationError(
-                f"{parts.scheme}:// knows no parameter but {', '.join(known)}; this is {mask(url)}"
-            )
+            raise ConfigurationError(f"{parts.scheme}:// knows no parameter {name!r}, only {', '.join(known)}")
     return unquote(parts.path), options

@@ -180,7 +180,7 @@ class Store(abc.ABC):
             StoreError: the outcome is unknown if it is transient.
         """
         return self._heartbeat(
-            job, _slot_ms(slot), token, round(lease * 1000), _checkpoint(checkpoint), timeout
+            job, _slot_ms(slot), token, duration_ms("lease", lease, least_ms=1), _checkpoint(checkpoint), timeout
         )
 
     def finish(

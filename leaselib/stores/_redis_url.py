@@ -149,9 +149,10 @@ def _addresses(hosts: str, kind: Kind, shown: str) -> tuple[Address, ...]:
         else:
             host, _, port = part.partition(":")
         if not host or not (port == "" or (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+            what = repr(part) if part in shown else "what stands for it"  # else it may be a part of the password
             raise ConfigurationError(
-                f"{shown!r} holds something that is no host or host:port; write {_FORMS}, and percent-encode what "
-                f"means something in a URL if it stands in a password"
+                f"{what} in {shown!r} is no host or host:port; write {_FORMS}, and percent-encode what means something "
+                f"in a URL if it stands in a password"
             )
         found.append((unquote(host), int(port) if port else _PORTS[kind]))
     if kind == "single" and len(found) > 1:

@@ -104,6 +104,7 @@ BEGIN
             WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms;
         END IF;
         now_ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+        EXIT WHEN v_run.slot_ms IS NULL AND v_others = '{}';
         v_touch := '{}';
         FOREACH v_other IN ARRAY v_run || v_others LOOP
             IF v_other.status = 'running' AND (
