@@ -58,6 +58,11 @@ __version__ = "0.1.0"
 logging.getLogger("leaselib").addHandler(logging.NullHandler())
 
 
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     """RedisStore and PostgresStore are imported when they are first named, so that neither driver is needed."""
     if name == "RedisStore":

@@ -342,6 +342,13 @@ class Instance:
             in_time = not self._handlers(own)
             abandoned = [e.attempt for e in self.executions.values() if e not in own]
         self.decide(lambda _: [effect for attempt in abandoned for effect in attempt.abandon()])
+        for attempt in abandoned:
+            if attempt.phase == "running":
+                _log.warning(
+                    "job %r, slot %s: its handler still runs after stop() waited for it; it keeps its lease of %s s "
+                    "until that runs out, and then another instance takes over",
+                    attempt.spec.name, from_ms(attempt.record.slot_ms), attempt.record.lease_ms / 1000,
+                )  # fmt: skip
         with self.lock:
             self._wait_quiet(lambda: not self._on_the_way(own), end_ms + LAST_WORD_MS)
         self.decide(lambda now_ms: [Emit("stopped", self.planner.clock.store_ms(now_ms))])

@@ -18,7 +18,7 @@ from leaselib._calendar import Calendar
 from leaselib._claims import Claim, Failure, JobSpec, JobState, Orphan, Unfinished
 from leaselib._effects import Begin, Effect, Load, Ping, SendClaim, Tell
 from leaselib._link import TROUBLE_MS, Kind, Link, Loads
-from leaselib._model import ClaimAnswer, ClaimRequest
+from leaselib._model import ClaimAnswer, ClaimRequest, from_ms
 from leaselib._orphans import Orphans
 from leaselib._random import Chance
 from leaselib._reports import Reports
@@ -350,7 +350,8 @@ class Planner:
             return []
         until_ms = boot_ms + claim.look_again_ms(answer.now_ms)
         self.backups.watch(spec, claim.slot_ms, 1, boot_ms, until_boot_ms=until_ms)
-        in_the_way = f"run {record.slot_ms} of the job is alive (attempt {record.attempt}, runner {record.runner})"
+        slot = from_ms(record.slot_ms).isoformat()
+        in_the_way = f"the run of {slot} is alive: attempt {record.attempt} on {record.runner}"
         return [self._reports.skip(spec, claim.slot_ms, "overlap", boot_ms, error=in_the_way)]
 
     def attempt_over(self, attempt: Attempt, boot_ms: int) -> list[Effect]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import FrameType, MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from leaselib import _life, _random, _threads
 from leaselib._claims import JobSpec
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 F = TypeVar("F", bound=Callable[..., Any])
+L = TypeVar("L", bound=Listener)
 FORK_HOLD_S = 1.0
 """After a fork the child touches the store only this much later: a child that will exec, or ends soon, never claims."""
 
@@ -221,7 +222,13 @@ class Scheduler:
             if instance is not None:
                 instance.decide(lambda now_ms: instance.planner.remove(name, now_ms))
 
-    def on(self, event: str, func: Listener | None = None) -> Any:
+    @overload
+    def on(self, event: str, func: L) -> L: ...
+
+    @overload
+    def on(self, event: str) -> Callable[[L], L]: ...
+
+    def on(self, event: EventName, func: L | None = None) -> L | Callable[[L], L]:
         """Calls `func(Event)` for each such event: `on("failed", f)`, or `@on("failed")` above it.
 
         Listeners are called one after the other on a thread of their own; one that raises is logged and harms nothing.
@@ -233,7 +240,7 @@ class Scheduler:
             self._listeners.add(event, func)
             return func
 
-        def register(listener: Listener) -> Listener:
+        def register(listener: L) -> L:
             self._listeners.add(event, listener)
             return listener
 

@@ -72,8 +72,8 @@ def to_store_error(error: Exception, shown: str, job: str | None = None) -> Stor
     word = code(error)
     if word == "NOPERM":
         return StoreError(
-            f"{shown} doesn't allow this user what leaselib needs ({_cut(error)}); grant it with the ACL SETUSER line that "
-            f"the README shows"
+            f"{shown} doesn't allow this user what leaselib needs ({_cut(error)}); grant it with the ACL SETUSER line "
+            f"that the README shows"
         )
     if word in ("NOAUTH", "WRONGPASS"):
         return StoreError(f"{shown} asks for a user and a password ({_cut(error)}); write them into the URL")

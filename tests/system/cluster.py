@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -52,8 +53,31 @@ def sqlite(folder: Path) -> Iterator[str]:
     yield f"sqlite:///{folder / 'leases.db'}"
 
 
+@contextmanager
+def redis(folder: Path) -> Iterator[str]:
+    """A namespace of its own on the session's Redis."""
+    import fix_servers_redis
+
+    yield _named(fix_servers_redis.session_url(), folder)
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """A namespace of its own on the session's PostgreSQL."""
+    import fix_servers_postgres
+
+    yield _named(fix_servers_postgres.session_url(), folder)
+
+
+def _named(url: str, folder: Path) -> str:
+    """The URL with a namespace that no other test uses."""
+    return f"{url}{'&' if '?' in url else '?'}namespace=cluster-{folder.parent.name}-{secrets.token_hex(4)}"
+
+
 CLUSTER_STORES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "sqlite": sqlite,
+    "redis": redis,
+    "postgres": postgres,
 }
 DEFAULT_STORES = ("sqlite",)
 """What these tests run on unless `--stores` says otherwise."""
@@ -215,6 +239,11 @@ class Cluster:
         if create_schema is not None:
             create_schema()
         self._wall_minus_monotonic_ms = wall_ms() - time.monotonic() * 1000
+
+    @property
+    def file(self) -> str | None:
+        """The path of the store's file, if it is one."""
+        return self.url.partition(":///")[2] if self.url.startswith("sqlite") else None
 
     def at(self, slot_ms: int) -> float:
         """When a slot is due, on the monotonic clock."""

@@ -139,6 +139,17 @@ def hog(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
         left_us -= 999_999
 
 
+def hog_and_check(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
+    """Holds the interpreter lock past the deadline, and goes on to check() before any other thread gets it."""
+    sys.setswitchinterval(100)
+    try:
+        hog(ctx, job)
+        ctx.check()
+        note("passed", **who(ctx))
+    finally:
+        sys.setswitchinterval(0.005)
+
+
 def fork_and_exit(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
     """Forks; the child leaves at once, the parent waits for it."""
     child = os.fork()
@@ -175,11 +186,8 @@ def in_app(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
     ctx.sleep(seconds_of(ctx, job))
 
 
-DO = {
-    f.__name__: f
-    for f in (quick, sleep, hold, loop, deaf, polite, own_error, remember, hog, fork_and_exit, fork_and_return,
-              fork_and_raise, in_app)
-}
+DO = {f.__name__: f for f in (quick, sleep, hold, loop, deaf, polite, own_error, remember, hog, hog_and_check)}
+DO |= {f.__name__: f for f in (fork_and_exit, fork_and_return, fork_and_raise, in_app)}
 
 
 def who(ctx: leaselib.RunContext) -> dict[str, Any]:
@@ -328,7 +336,8 @@ def fork_often(scheduler: leaselib.Scheduler) -> None:
     for number in range(CONF["children"]):
         child = os.fork()
         if not child:
-            inherited = [link for link in map(descriptor, os.listdir("/proc/self/fd")) if CONF["foreign"] in link]
+            links = map(descriptor, os.listdir("/proc/self/fd")) if CONF["foreign"] else ()
+            inherited = [link for link in links if CONF["foreign"] in link]
             if inherited or scheduler.runner is not None or scheduler.running:
                 note("inherited", descriptors=inherited, runner=scheduler.runner, running=str(scheduler.running))
             if number % 3 == 0:

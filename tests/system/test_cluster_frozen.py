@@ -82,6 +82,16 @@ def assert_old_token_is_void(cluster: Cluster, old: dict[str, Any], new: dict[st
 
 
 @pytest.mark.timeout(40)
+def test_a_check_after_the_deadline_raises_though_no_other_thread_could_run(cluster: Cluster) -> None:
+    """check() compares the deadline itself, in the handler's thread: it needs no timer that has fired."""
+    cluster.boot(1, {"name": "work", "do": "hog_and_check", "seconds": LEASE_S, "every_ms": due_in(0.6)})
+    end = cluster.wait("end")
+    assert (end["how"], end["abort_reason"]) == ("Aborted", "unreachable")
+    assert not cluster.facts("passed")
+    cluster.wait_event("lost", reason="unreachable")
+
+
+@pytest.mark.timeout(40)
 def test_a_freeze_shorter_than_the_lease_is_not_noticed(cluster: Cluster) -> None:
     """Three times half a lease: one attempt, a success, nothing lost."""
     instances = cluster.boot(2)

@@ -312,7 +312,7 @@ def test_a_subprocess_with_preexec_fn_never_claims(clusters: dict[str, Cluster])
     """Between fork and exec the child is a copy of this program; it stays quiet, and passes no descriptor on."""
     for cluster in clusters.values():
         job = {"name": "tick", "do": "quick", "every_ms": 200}
-        cluster.spawn(job, then="subprocesses", conf={"foreign": str(cluster.folder / "leases.db")})
+        cluster.spawn(job, then="subprocesses", conf={"foreign": cluster.file or "socket:"})
 
     def check(cluster: Cluster) -> None:
         done = cluster.wait("subprocess-ended", 20, count=2)

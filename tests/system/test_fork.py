@@ -26,7 +26,7 @@ def test_four_children_work_beside_their_parent_whose_run_goes_on(cluster: Clust
         {"name": "long", "do": "hold", "every_ms": due_in(0.4)},
         *({"name": f"tick{n}", "do": "quick", "every_ms": 300} for n in range(3)),
     ]
-    parent = cluster.spawn(*jobs, then="fork_and_work", conf={"children": 4}, lease=6, heartbeat=0.5)
+    parent = cluster.spawn(*jobs, then="fork_and_work", conf={"children": 4}, lease=6, heartbeat=0.5, runner="api")
     forked = cluster.wait("forked", 20)
     children = forked["children"]
     for pid in (parent.pid, *children):
@@ -37,6 +37,7 @@ def test_four_children_work_beside_their_parent_whose_run_goes_on(cluster: Clust
     assert_all_started(cluster.facts(), "tick0", slots_between(300, first_ms, wall_ms() - 500))
     runners = {pid: {f["runner"] for f in cluster.facts("start", pid=pid)} for pid in (parent.pid, *children)}
     assert all(len(names) == 1 for names in runners.values()), runners
+    assert runners[parent.pid] == {"api"}, "a name that was given is the parent's"
     assert len(set.union(*runners.values())) == 5, "a name of the parent's or of a sibling's was kept"
     os.kill(children[0], signal.SIGTERM)
     cluster.wait_event("stopped", 3, pid=children[0])
@@ -59,7 +60,7 @@ def test_four_children_work_beside_their_parent_whose_run_goes_on(cluster: Clust
 
 @pytest.mark.timeout(60)
 def test_two_hundred_forks_under_load_disturb_nothing(cluster: Cluster) -> None:
-    """Children look at what they inherited and leave in three ways: no descriptor of the store's, no run, no name.
+    """Children look at what they inherited and leave in three ways: no descriptor of a SQLite file, no run, no name.
 
     Meanwhile the parent runs each slot once, and renews a run that is longer than two leases.
     """
@@ -67,7 +68,7 @@ def test_two_hundred_forks_under_load_disturb_nothing(cluster: Cluster) -> None:
         {"name": "long", "do": "hold", "every_ms": due_in(0.4)},
         *({"name": f"tick{n}", "do": "quick", "every_ms": 200} for n in range(4)),
     ]
-    foreign = str(cluster.folder / "store") if cluster.url.startswith("sqlite") else "socket:"
+    foreign = cluster.file or ""  # sockets are inherited like anything open; that they aren't used is seen elsewhere
     parent = cluster.spawn(*jobs, then="fork_often", conf={"children": 200, "foreign": foreign})
     first_ms = cluster.wait("start", 20, job="tick0")["slot"] + 200
     done = cluster.wait("forks-done", 50)

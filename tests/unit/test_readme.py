@@ -222,8 +222,8 @@ def test_the_table_of_events_is_complete_and_so_are_its_reasons() -> None:
 def test_the_table_of_the_context_has_every_public_member() -> None:
     table = rows("member", "meaning")
     named = [word.partition("(")[0] for row in table for word in words(row[0])]
-    doc = context.RunContext.__doc__ or ""
-    attributes = set(re.findall(r"^        (\w+): ", doc, re.MULTILINE))
+    doc = inspect.getdoc(context.RunContext) or ""
+    attributes = set(re.findall(r"^    (\w+): ", doc, re.MULTILINE))
     members = {name for name in vars(context.RunContext) if not name.startswith("_")}
     assert sorted(named) == sorted(attributes | members)
     (abort,) = (row for row in table if row[0] == "`abort_reason`")
