@@ -54,7 +54,7 @@ class Attempt:
         self.started_boot_ms: int | None = None
         self.duration_ms: int | None = None
         self.error: str | None = None
-        self.cause: BaseException | None = None
+        self.trace: str | None = None
         self.beating = False  # handed to a heartbeat thread
         self.recorded = False  # the store accepted a success or a failure
         self._renewed_boot_ms = sent_boot_ms
@@ -65,7 +65,7 @@ class Attempt:
         self._stopping = False
         self._abandoned = False
         self._refused = False
-        self._ending_inside = False  # ctx.finish was called: the handler's own transaction ends the run
+        self.ending_inside = False  # ctx.finish was called: the handler's own transaction ends the run
         self._beats_over = False
         self._lost_told = False
         self._loss_told = False  # for on_store_loss="continue": store_error once per outage
@@ -85,7 +85,8 @@ class Attempt:
 
     def expired(self, boot_ms: int) -> bool:
         """Whether the deadline has passed and the handler should stop for it. Reads only; needs no lock."""
-        return boot_ms >= self.deadline_boot_ms and self.spec.options.on_store_loss == "abort"
+        abort = self.spec.options.on_store_loss == "abort" and not self.ending_inside
+        return abort and boot_ms >= self.deadline_boot_ms
 
     def due_boot_ms(self) -> int | None:
         """When `tick` should be called next, or None."""
@@ -106,8 +107,8 @@ class Attempt:
         return self.started_boot_ms + runtime_ms
 
     def _deadline_handled(self) -> bool:
-        if self.phase != "running":
-            return True  # there is no handler to stop: not yet, or not any more
+        if self.phase != "running" or self.ending_inside:
+            return True  # there is no handler to stop: not yet, or not any more, or its own transaction decides
         return self._lost_told or self._loss_told
 
     def tick(self, boot_ms: int) -> list[Effect]:
@@ -184,7 +185,7 @@ class Attempt:
         if self.phase in ("ending", "over"):
             # Sent before the last word, answered after it: the last word's own answer decides.
             return []
-        if self._ending_inside:
+        if self.ending_inside:
             return []
         return self.refuse(boot_ms)
 
@@ -224,9 +225,10 @@ class Attempt:
 
     def finish_inside(self) -> list[Effect]:
         """The handler's own transaction is about to record the run's success: until it ends nobody can take the run
-        over, and heartbeats would wait for it. The last word tells whether it was committed.
+        over, and heartbeats would wait for it. From here on the handler's transaction, not the lease, tells whether it
+        still holds the run; the last word tells whether it was committed.
         """
-        self._ending_inside = self._beats_over = True
+        self.ending_inside = self._beats_over = True
         return []
 
     def refuse(self, boot_ms: int) -> list[Effect]:
@@ -248,13 +250,13 @@ class Attempt:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    def handler_ended(self, raised: BaseException | None, error: str | None, boot_ms: int) -> list[Effect]:
-        """The handler returned, or raised (`error` is its text). Decides the last word to the store."""
+    def handler_ended(self, error: str | None, trace: str | None, boot_ms: int) -> list[Effect]:
+        """The handler returned, or raised (`error` and `trace` say what). Decides the last word to the store."""
         if self.started_boot_ms is not None:
             self.duration_ms = max(0, boot_ms - self.started_boot_ms)
         self.phase = "ending"
         self.error = None if error is None else cut_error(error)
-        self.cause = raised
+        self.trace = trace
         self._next_word_boot_ms = boot_ms
         if self._refused:
             return self._over(boot_ms)
@@ -295,10 +297,10 @@ class Attempt:
         """The store answered the last word."""
         if accepted and self.word in ("success", "failed"):
             self.phase, self.recorded = "over", True
-            return [self.event(self.word, boot_ms, error=self.error, cause=self.cause)]
-        if self._ending_inside and not accepted and self.word != "success":
+            return [self.event(self.word, boot_ms, error=self.error, trace=self.trace)]
+        if self.ending_inside and not accepted and self.word != "success":
             # The handler raised, or was told to stop, after ctx.finish: was its transaction committed before?
-            self._ending_inside, self.word, self.error, self.cause = False, "success", None, None
+            self.ending_inside, self.word = False, "success"
             return []
         if self.word == "release" and (accepted or self._word_tries):
             # Refused after an answer was lost: an earlier send was accepted, and a backup has taken over since.
@@ -345,7 +347,7 @@ class Attempt:
         reason: str | None = None,
         error: str | None = None,
         handed_over: bool = False,
-        cause: BaseException | None = None,
+        trace: str | None = None,
     ) -> Emit:
         """An event about this attempt."""
         return Emit(
@@ -359,5 +361,5 @@ class Attempt:
             error=error,
             duration_ms=self.duration_ms,
             handed_over=handed_over,
-            cause=cause,
+            trace=trace,
         )

@@ -127,6 +127,7 @@ class JobState:
     armed: int = 0
     claim: Claim | None = None
     removed: bool = False
+    manual_ms: int | None = None  # the slot of the latest claim by hand
 
 
 @dataclass(frozen=True, slots=True)

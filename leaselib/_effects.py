@@ -7,7 +7,7 @@ Times named boot_ms are on a clock that can't be set; those named store_ms or sl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from leaselib._attempt import Attempt
@@ -95,7 +95,7 @@ class Emit:
     duration_ms: int | None = None
     handed_over: bool = False
     count: int | None = None
-    cause: Any = None
+    trace: str | None = None
 
 
 Effect = SendClaim | Begin | Ping | Load | ReleaseOrphan | SetSignal | Beat | Wake | Tell | Emit

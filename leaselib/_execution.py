@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import inspect
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leaselib import _life
 from leaselib._attempt import Attempt, Step
 from leaselib._model import ERROR_BYTES, from_ms
 from leaselib.context import RunContext, Signal
-from leaselib.errors import StoreError
+from leaselib.errors import ConfigurationError, StoreError
 
 if TYPE_CHECKING:
     from leaselib._instance import Instance
+
+
+TRACE_LENGTH = 64 * 1024
+"""So much of a traceback, its end, goes to the log."""
 
 
 class Execution:
@@ -73,6 +79,8 @@ class Execution:
             self.beaten.clear()
             return effects
 
+        if attempt.ending_inside:
+            raise ConfigurationError("ctx.finish has ended this run: call ctx.checkpoint before it")
         self._instance.decide(decide)
         if not flush:
             return
@@ -90,8 +98,10 @@ class Execution:
 
     def confirm(self, connection: Any) -> bool:
         """See RunContext.confirm."""
-        record = self.attempt.record
-        held = self._instance.store.confirm(connection, record.job, from_ms(record.slot_ms), record.token)
+        record, store = self.attempt.record, self._instance.store
+        # After ctx.finish, in the same transaction, the run is over, and still this attempt's.
+        ask = store.finish_inside if self.attempt.ending_inside else store.confirm
+        held = ask(connection, record.job, from_ms(record.slot_ms), record.token)
         if not held:
             self._instance.decide(self.attempt.refuse)
         return held
@@ -119,13 +129,14 @@ class Execution:
             else:
                 break
         if step.do == "start":
-            instance.decide(attempt.start)
+            instance.decide(lambda now_ms: instance.planner.start_attempt(attempt, now_ms))
             self.handler_thread = threading.current_thread()
-            raised = self._call_handler()
+            failed = self._call_handler()
             if instance.forked:
-                _life.leave_child(raised)  # a child that the handler forked: the run is the parent's
-            error = None if raised is None else describe(raised)
-            instance.decide(lambda now_ms: attempt.handler_ended(raised, error, now_ms))
+                # A child that the handler forked: the run is the parent's.
+                _life.leave_child(*((0, None) if failed is None else (failed.exit_code, failed.trace)))
+            error, trace = (None, None) if failed is None else (failed.error, failed.trace)
+            instance.decide(lambda now_ms: attempt.handler_ended(error, trace, now_ms))
         else:
             instance.decide(attempt.never_started)
         while True:
@@ -146,14 +157,16 @@ class Execution:
         self.wake.wait(wait_ms / 1000)
         self.wake.clear()
 
-    def _call_handler(self) -> BaseException | None:
+    def _call_handler(self) -> Failed | None:
         handler: Handler = self.attempt.spec.func
         around = self.attempt.spec.options.around
         try:
             with nullcontext() if around is None else around():
                 handler(RunContext(self))
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt are failures like any other
-            return error
+            # As text, at once: the exception would keep alive what the handler left open, such as a transaction on the
+            # store's own file, which the record of this very failure would then wait for.
+            return Failed.of(error)
         return None
 
     def _send_word(self, timeout_ms: int) -> None:
@@ -166,9 +179,8 @@ class Execution:
                 accepted = instance.store.release(record.job, slot, record.token, checkpoint, timeout=timeout)
             else:
                 assert word is not None
-                accepted = instance.store.finish(
-                    record.job, slot, record.token, word, attempt.error, timeout=timeout
-                )
+                error = attempt.error if word == "failed" else None
+                accepted = instance.store.finish(record.job, slot, record.token, word, error, timeout=timeout)
         except Exception as error:  # noqa: BLE001  whatever the store raised, the word goes out again
             failure = instance.failure(error)
             instance.decide(lambda now_ms: attempt.word_failed(now_ms) + instance.failed(failure, now_ms))
@@ -212,11 +224,33 @@ class Execution:
         self.beaten.set()
 
 
-class Handler:
-    """A job's function, called with a context or, if it takes no argument, without."""
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a handler raised, without the exception itself."""
 
-    def __init__(self, func: Callable[..., Any], *, takes_context: bool) -> None:
-        self.func, self._takes_context = func, takes_context
+    error: str
+    trace: str
+    exit_code: int
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """Takes down an exception."""
+        try:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-TRACE_LENGTH:]
+        except BaseException:  # noqa: BLE001  a __str__ or __repr__ that raises
+            trace = describe(error)
+        code = error.code if isinstance(error, SystemExit) else 1
+        return cls(describe(error), trace.rstrip(), code if isinstance(code, int) else 0 if code is None else 1)
+
+
+class Handler:
+    """A job's function, called with a context or, if it takes no argument, without.
+
+    `context` says how: `first` as the only positional argument, else the name of a keyword argument, or None.
+    """
+
+    def __init__(self, func: Callable[..., Any], context: str | None) -> None:
+        self.func, self._context = func, context
 
     def __call__(self, context: RunContext) -> None:
         """Runs it.
@@ -224,7 +258,10 @@ class Handler:
         Raises:
             TypeError: it returned a coroutine or a generator, whose body nobody would run.
         """
-        result = self.func(context) if self._takes_context else self.func()
+        if self._context == "first":
+            result = self.func(context)
+        else:
+            result = self.func(**({} if self._context is None else {self._context: context}))
         if inspect.iscoroutine(result) or inspect.isgenerator(result):
             result.close()
         elif not (inspect.isawaitable(result) or inspect.isasyncgen(result)):

@@ -146,7 +146,7 @@ class Instance:
             handed_over=effect.handed_over,
             count=effect.count,
         )
-        self.events.emit(event, effect.cause)
+        self.events.emit(event, effect.trace)
 
     def failure(self, error: Exception) -> Failure:
         """What a store raised, for the planner. What no store should raise is logged, and counts as transient."""

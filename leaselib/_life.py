@@ -63,19 +63,14 @@ def at_exit(stop: Callable[[], object]) -> None:
         util.Finalize(None, stop, exitpriority=100)
 
 
-def leave_child(raised: BaseException | None) -> NoReturn:
+def leave_child(status: int, trace: str | None) -> NoReturn:
     """Ends a child process that a handler forked, and whose only inherited thread came back from that handler.
 
     Without leaselib such a process ends by itself, having no thread left; here a scheduler that started afresh would
     keep it alive for ever. The exit status is the one that `sys.exit` was called with, 0 after a return, else 1.
     """
-    if isinstance(raised, SystemExit):
-        code = raised.code
-        status = 0 if code is None else code if isinstance(code, int) else 1
-    else:
-        status = 0 if raised is None else 1
     if status == 1:
-        _log.error("a child process that a handler forked ended with %r", raised, exc_info=raised)
+        _log.error("a child process that a handler forked ended with an exception:\n%s", trace)
     for thing in list(_tracked):
         if hasattr(thing, "stop"):
             thing.stop()

@@ -119,14 +119,15 @@ def _shown(value: object) -> str:
         return f"an int of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
 
 
-def whole(what: str, value: object, *, least: int) -> int:
-    """An int of at least `least`.
+def whole(what: str, value: object, *, least: int, most: int = 10**9) -> int:
+    """An int from `least` to `most`.
 
     Raises:
         ConfigurationError: it isn't one.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{what} must be a whole number of at least {least}; this is {_shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        bounds = f"of at most {most}" if isinstance(value, int) and value > most else f"of at least {least}"
+        raise ConfigurationError(f"{what} must be a whole number {bounds}; this is {_shown(value)}")
     return value
 
 

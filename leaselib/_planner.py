@@ -24,6 +24,7 @@ from leaselib._random import Chance
 from leaselib._reports import Reports
 
 LOAD_TIMEOUT_MS = 5_000
+MANUAL_AHEAD_MS = 500
 PING_TIMEOUT_MS = 3_000
 
 
@@ -88,6 +89,10 @@ class Planner:
             raise RuntimeError("the store's clock must be known before a manual claim")
         if self.free < 1 or self.stopping:
             return None, [self._reports.skip(spec, slot_ms, "busy", boot_ms)]
+        job = self.calendar.jobs[name]
+        if job.manual_ms is not None and slot_ms <= job.manual_ms < slot_ms + MANUAL_AHEAD_MS:
+            slot_ms = job.manual_ms + 1  # two in a millisecond, or the clock's estimate has just receded by one
+        job.manual_ms = slot_ms
         claim = Claim(spec, slot_ms, "manual", due_boot_ms=boot_ms)
         return claim, [self._send(claim, boot_ms)]
 
@@ -353,6 +358,13 @@ class Planner:
         slot = from_ms(record.slot_ms).isoformat()
         in_the_way = f"the run of {slot} is alive: attempt {record.attempt} on {record.runner}"
         return [self._reports.skip(spec, claim.slot_ms, "overlap", boot_ms, error=in_the_way)]
+
+    def start_attempt(self, attempt: Attempt, boot_ms: int) -> list[Effect]:
+        """A worker starts the handler of an attempt."""
+        effects = attempt.start(boot_ms)
+        if attempt.spec.options.max_runtime_ms is not None:
+            self._arm_attempt(attempt, boot_ms)  # its time begins only now, and may end before anything else is due
+        return effects
 
     def attempt_over(self, attempt: Attempt, boot_ms: int) -> list[Effect]:
         """A worker is done with an attempt. If it ended without a success or failure, somebody has to watch the run."""

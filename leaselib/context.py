@@ -172,7 +172,10 @@ class RunContext:
             raise self._aborted()
 
     def _aborted(self) -> Aborted:
-        reason = self._execution.attempt.abort_reason or "refused"
+        attempt = self._execution.attempt
+        if attempt.abort_reason is None and attempt.phase == "over":
+            return Aborted(f"job {self.job!r}, attempt {self.attempt} is over: its context is of no use now", "refused")
+        reason = attempt.abort_reason or "refused"
         return Aborted(f"job {self.job!r}, attempt {self.attempt} should stop: {_WORDS[reason]}", reason)
 
     def __repr__(self) -> str:

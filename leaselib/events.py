@@ -6,6 +6,7 @@ or raising one delays no heartbeat, claim or signal. `emit` may be called from a
 
 from __future__ import annotations
 
+import inspect
 import logging
 import queue
 import threading
@@ -53,7 +54,7 @@ class Event:
         reason: for `start` the run's; for `skip` one of overlap, late, missed, busy, superseded; for `lost` refused or
             unreachable; for `interrupted` max_attempts, superseded, stopping or unreachable; for `store_error` what
             kind of trouble.
-        error: the handler's or the store's error, as text.
+        error: the handler's or the store's error, as text; with `success` what was raised after a committed ctx.finish.
         duration: seconds that the handler ran.
         handed_over: for `interrupted`: the run was released, so that a backup starts it again at once.
         count: for `skip`: how many slots; counted up to 1000.
@@ -97,6 +98,8 @@ class Listeners:
             ConfigurationError: no event has that name, or the listener can't be called.
         """
         check_event(name)
+        if inspect.iscoroutinefunction(listener):
+            raise ConfigurationError(f"{listener!r:.80} is async, and nobody would await it; register a plain one")
         if not callable(listener):
             raise ConfigurationError(f"a listener must be callable with one Event; this is {listener!r:.100}")
         with self._lock:
@@ -116,7 +119,7 @@ class Dispatcher:
 
     def __init__(self, listeners: Listeners) -> None:
         self._listeners = listeners
-        self._queue: queue.Queue[tuple[Event, BaseException | None] | None] = queue.Queue(QUEUE_SIZE)
+        self._queue: queue.Queue[tuple[Event, str | None] | None] = queue.Queue(QUEUE_SIZE)
         self._thread: threading.Thread | None = None
         self.dropped = 0
         self.log_errors = 0
@@ -126,14 +129,14 @@ class Dispatcher:
         self._thread = _threads.spawn(name, self._work)
         return self._thread
 
-    def emit(self, event: Event, cause: BaseException | None = None) -> None:
+    def emit(self, event: Event, trace: str | None = None) -> None:
         """Hands an event on, never waiting: if listeners are too slow, the oldest is dropped and counted."""
         if self._thread is None:
-            self._handle(event, cause)
+            self._handle(event, trace)
             return
-        self._put((event, cause))
+        self._put((event, trace))
 
-    def _put(self, item: tuple[Event, BaseException | None] | None) -> None:
+    def _put(self, item: tuple[Event, str | None] | None) -> None:
         while True:
             try:
                 self._queue.put_nowait(item)
@@ -167,13 +170,13 @@ class Dispatcher:
         while (item := self._queue.get()) is not None:
             self._handle(*item)
 
-    def _handle(self, event: Event, cause: BaseException | None) -> None:
+    def _handle(self, event: Event, trace: str | None) -> None:
         for listener in self._listeners.of(event.name):
             try:
                 listener(event)
             except BaseException:  # noqa: BLE001  a listener's SystemExit must not end the thread either
                 self._log(_log.error, "listener %r of event %s raised", listener, event.name, exc_info=True)
-        self._log(_record, event, cause)
+        self._log(_record, event, trace)
 
     def _log(self, call: Callable[..., object], *args: object, **kwargs: object) -> None:
         """Logs; a filter or handler of the user's that raises must not end the thread, and is counted."""
@@ -183,9 +186,11 @@ class Dispatcher:
             self.log_errors += 1
 
 
-def _record(event: Event, cause: BaseException | None) -> None:
+def _record(event: Event, trace: str | None) -> None:
     log = _store_log if event.name.startswith("store_") else _log
     level = logging.INFO if event.handed_over else _LEVELS[event.name]
+    if event.name == "success" and event.error is not None:
+        level = logging.WARNING  # it raised after ctx.finish had been committed
     if log.isEnabledFor(level):
         extra = {"event": event.name, **{name: getattr(event, name) for name in _FIELDS}}
         about = "".join(
@@ -193,7 +198,10 @@ def _record(event: Event, cause: BaseException | None) -> None:
             for name in ("job", "slot", "attempt", "reason", "error", "count")
             if extra[name] is not None
         )
-        log.log(level, "%s%s", event.name, _one_line(about), extra=extra, exc_info=cause)
+        args = (event.name, _one_line(about))
+        record = log.makeRecord(log.name, level, __file__, 0, "%s%s", args, None, "emit", extra)
+        record.exc_text = trace  # where a formatter looks for a traceback's text first
+        log.handle(record)
 
 
 def _one_line(text: str) -> str:

@@ -124,7 +124,9 @@ class Scheduler:
         self._owns_store = isinstance(store, str)
         self._store: Store = open_store(store) if isinstance(store, str) else store
         self._named = None if runner is None else check_name("runner", runner)
-        self._workers = default_workers() if max_workers is None else whole("max_workers", max_workers, least=1)
+        self._workers = default_workers()
+        if max_workers is not None:
+            self._workers = whole("max_workers", max_workers, least=1, most=4096)
         self._stop_timeout_ms = duration_ms("stop_timeout", stop_timeout, least_ms=0)
         self._defaults: dict[str, Any] = dict(options)
         job_options(self._defaults)
@@ -135,6 +137,7 @@ class Scheduler:
         self._lock = threading.RLock()
         self._stopping: threading.Event | None = None
         self._stop_result = True
+        self._start_again = False
         self._forever = threading.Event()
         self._pid = self._made_pid = os.getpid()
         self._fork_pending: threading.Event | None = None
@@ -228,7 +231,7 @@ class Scheduler:
     @overload
     def on(self, event: str) -> Callable[[L], L]: ...
 
-    def on(self, event: EventName, func: L | None = None) -> L | Callable[[L], L]:
+    def on(self, event: str, func: L | None = None) -> L | Callable[[L], L]:
         """Calls `func(Event)` for each such event: `on("failed", f)`, or `@on("failed")` above it.
 
         Listeners are called one after the other on a thread of their own; one that raises is logged and harms nothing.
@@ -296,13 +299,15 @@ class Scheduler:
             if self._live() is None:
                 self._start_instance()
                 _hint_about_reloader()
+            elif self._stopping is not None:
+                self._start_again = True  # stop() is under way, perhaps in a thread that calls this: it starts anew
         return self
 
     def _start_instance(self) -> None:
         if self._fork_pending is not None:
             self._fork_pending.set()
         self._pid = os.getpid()
-        self._stopping = None
+        self._stopping, self._start_again = None, False
         self._forever.clear()
         _life.at_exit(self._at_exit)
         instance = Instance(self._store, self._runner_name(), self._workers, self._listeners)
@@ -343,17 +348,21 @@ class Scheduler:
             own = instance.runs_in_current_thread() or instance.events.is_current
             stopping.wait(0 if own else (timeout_ms + 5000) / 1000)
             return self._stop_result
+        result = False
         try:
             result = instance.stop(timeout_ms)
         finally:
+            if self._owns_store:
+                self._store.close()
             with self._lock:
                 self._instance = None
-            self._forever.set()
-        self._stop_result = result
-        stopping.set()
-        atexit.unregister(self._at_exit)
-        if self._owns_store:
-            self._store.close()
+                atexit.unregister(self._at_exit)
+                self._stop_result = result
+                if self._start_again:
+                    self._start_instance()
+                else:
+                    self._forever.set()
+            stopping.set()
         return result
 
     def _at_exit(self) -> None:
@@ -464,6 +473,9 @@ class Scheduler:
         return f"<Scheduler on {self._store!r}, {len(self._specs)} jobs, {state}>"
 
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
 def _name_of(func: Callable[..., Any]) -> str:
     name = getattr(func, "__name__", None)
     if not isinstance(name, str) or name == "<lambda>":
@@ -491,21 +503,19 @@ def _handler(func: Callable[..., Any]) -> Handler:
     try:
         parameters = inspect.signature(func).parameters.values()
     except (TypeError, ValueError):  # a builtin that doesn't tell
-        return Handler(func, takes_context=False)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return Handler(func, None)
+    named = next((p for p in parameters if p.name in ("ctx", "context") and p.kind in _BY_NAME), None)
     needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(needed) > 1 or any(p.kind is p.KEYWORD_ONLY for p in needed):
+    others = [p for p in needed if p is not named]
+    if len(others) > (0 if named else 1) or any(p.kind is p.KEYWORD_ONLY for p in others):
         raise ConfigurationError(
             f"a job's function takes one argument, the context, or none; {func!r:.100} needs "
             f"{', '.join(p.name for p in needed)}. Bind the others with functools.partial"
         )
-    takes = bool(needed) or any(p.kind is p.VAR_POSITIONAL for p in parameters) or _wants_context(positional)
-    return Handler(func, takes_context=takes)
-
-
-def _wants_context(positional: list[inspect.Parameter]) -> bool:
-    """An optional first argument gets the context only if it is called so: others have a use of their own."""
-    return bool(positional) and positional[0].name in ("ctx", "context")
+    if named is not None:
+        return Handler(func, named.name)
+    # An optional argument gets the context only if it is called so: others have a use of their own.
+    return Handler(func, "first" if needed or any(p.kind is p.VAR_POSITIONAL for p in parameters) else None)
 
 
 def _hint_about_reloader() -> None:

@@ -89,7 +89,12 @@ def _split(url: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
             f"{parts.scheme}:// takes no host; write {parts.scheme}:///path for a path, with one more slash if it is "
             f"absolute; this is {mask(url)}"
         )
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.fragment:
+        raise ConfigurationError(f"write %23 for the # in {mask(url)}: as it stands, what follows it would be left out")
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise ConfigurationError(f"{mask(url)} gives a parameter twice; write it once")
     for name in options:
         if name not in known:
             raise ConfigurationError(f"{parts.scheme}:// knows no parameter {name!r}, only {', '.join(known)}")

@@ -172,10 +172,10 @@ def _check_path(path: str | os.PathLike[str]) -> str:
         raise ConfigurationError(
             f"a SQLiteStore needs the path of a file, not {text!r:.100}: use MemoryStore for runs in memory"
         )
-    if text.lower().startswith("file:"):
+    if text.lower().startswith(("file:", "sqlite:")):
         raise ConfigurationError(
-            f"a SQLiteStore needs a plain path, not the URI {text!r:.100}: write the path alone, without 'file:' and "
-            f"without '?' options"
+            f"a SQLiteStore needs a plain path, not the URL {text!r:.100}: write the path alone, without what stands "
+            f"before it and without '?' options; open_store() takes URLs"
         )
     return os.path.abspath(text)  # noqa: PTH100  Path.absolute leaves '..' in
 

@@ -99,10 +99,12 @@ def pythons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 def clusters(
     pythons: dict[str, dict[str, Any]], cluster_store: str, tmp_path: Path
 ) -> Iterator[dict[str, Cluster]]:
-    """By Python's version: a cluster whose `spawn` uses it."""
+    """By Python's version: a cluster whose `spawn` uses it. Stores with drivers run on this one only."""
     with contextlib.ExitStack() as opened:
         found: dict[str, Cluster] = {}
         for version, how in pythons.items():
+            if cluster_store != "sqlite" and how["python"] != sys.executable:
+                continue
             folder = tmp_path / version
             folder.mkdir()
             cluster = Cluster(opened.enter_context(CLUSTER_STORES[cluster_store](folder)), folder)

@@ -292,10 +292,11 @@ def test_a_server_that_loads_its_data_is_transient(server: RedisServer, store: R
     """LOADING, after a restart with much data."""
     slot = due(store)
     admin = server.client()
-    admin.mset({f"ballast-{number}": "x" * 100 for number in range(3000)})
+    admin.config_set("rdbcompression", "no")
+    admin.mset({f"ballast-{number}": "x" * 200_000 for number in range(150)})
     run = win(store, slot)
     admin.save()
-    server.options.update({"key-load-delay": "500", "loading-process-events-interval-bytes": "1024"})
+    server.options.update({"key-load-delay": "10000"})
     server.kill()
     seen: list[StoreError] = []
 
@@ -416,7 +417,7 @@ def test_a_connection_cut_at_any_byte_of_a_claim_leaves_one_attempt(
     """On the way there and on the way back: sent again with the same token it is won, as attempt 1."""
     slot = due(far)
     sent, got = proxy.requests.passed, proxy.answers.passed
-    win(far, slot, "size")
+    win(far, slot, "job-xxx", token="mine")
     sent, got = proxy.requests.passed - sent, proxy.answers.passed - got
     cuts = [(proxy.cut_request_after, count) for count in range(0, sent + 1, 7)]
     cuts += [(proxy.cut_answer_after, count) for count in range(0, got, 7)]

@@ -497,8 +497,7 @@ class Instance:
         def end() -> None:
             if self._handler_ends.get(token) == serial:
                 del self._handler_ends[token]
-                raised = None if error is None else RuntimeError(error)
-                self.decide(lambda now_ms: attempt.handler_ended(raised, error, now_ms))
+                self.decide(lambda now_ms: attempt.handler_ended(error, error, now_ms))
                 self._last_word(attempt)
 
         self._later(ms, end)

@@ -117,7 +117,7 @@ def test_heartbeats_go_on_while_the_last_word_is_tried_but_not_after_a_release()
     assert run.next_beat(SENT_MS + HEARTBEAT_MS).do == "send"
     released = running()
     released.stop()
-    released.handler_ended(RuntimeError(), "stop", SENT_MS + 2_000)
+    released.handler_ended("stop", "trace", SENT_MS + 2_000)
     assert released.next_beat(SENT_MS + HEARTBEAT_MS).do == "done"
 
 
@@ -167,7 +167,7 @@ def test_a_refusal_after_the_deadline_is_not_told_again():
     effects = run.beat_answered(False, DEADLINE_MS, DEADLINE_MS + 10)
     assert told(effects) == []
     assert run.abort_reason == "unreachable"
-    assert told(run.handler_ended(RuntimeError(), "late", DEADLINE_MS + 20)) == []
+    assert told(run.handler_ended("late", "trace", DEADLINE_MS + 20)) == []
     assert run.next_word(DEADLINE_MS + 20).do == "done", "a refused run has no last word"
 
 
@@ -290,7 +290,7 @@ def test_the_last_word_follows_from_why_it_should_stop_and_whether_it_raised(
     elif abort == DEADLINE:
         run.tick(DEADLINE_MS)
     assert run.abort_reason == abort
-    run.handler_ended(RuntimeError() if raises else None, "boom" if raises else None, SENT_MS + 26_000)
+    run.handler_ended("boom" if raises else None, "trace" if raises else None, SENT_MS + 26_000)
     assert run.word == word
 
 
@@ -303,19 +303,19 @@ def test_max_runtime_sets_the_signal_once_and_counts_from_the_start():
     assert run.tick(SENT_MS + 3_011) == []
 
 
-def test_success_and_failure_carry_duration_error_and_cause():
-    run, boom = running(), RuntimeError("boom")
-    run.handler_ended(boom, "RuntimeError: boom", SENT_MS + 2_010)
+def test_success_and_failure_carry_duration_error_and_traceback():
+    run = running()
+    run.handler_ended("RuntimeError: boom", "trace", SENT_MS + 2_010)
     assert run.next_word(SENT_MS + 2_010).do == "send"
     (event,) = run.word_answered(True, SENT_MS + 2_020)
-    assert (event.name, event.error, event.duration_ms, event.cause) == ("failed", "RuntimeError: boom", 2_000, boom)
+    assert (event.name, event.error, event.duration_ms, event.trace) == ("failed", "RuntimeError: boom", 2_000, "trace")
     assert run.recorded
     assert run.next_word(SENT_MS + 2_020).do == "done"
 
 
 def test_a_refused_finish_is_lost_with_the_handlers_error():
     run = running()
-    run.handler_ended(RuntimeError(), "boom", SENT_MS + 100)
+    run.handler_ended("boom", "trace", SENT_MS + 100)
     (event,) = run.word_answered(False, SENT_MS + 200)
     assert (event.name, event.reason, event.error) == ("lost", "refused", "boom")
     assert not run.recorded
@@ -323,7 +323,7 @@ def test_a_refused_finish_is_lost_with_the_handlers_error():
 
 def test_an_error_text_is_cut_to_what_stores_keep():
     run = running()
-    run.handler_ended(RuntimeError(), "x" * 10_000 + "\0", SENT_MS + 100)
+    run.handler_ended("x" * 10_000 + "\0", "trace", SENT_MS + 100)
     assert len(run.error) == 4_096
 
 
@@ -353,7 +353,7 @@ def test_a_heartbeat_that_is_refused_while_the_word_is_tried_decides_nothing():
 def test_a_release_that_is_refused_after_a_lost_answer_was_a_hand_over():
     run = running()
     run.stop()
-    run.handler_ended(RuntimeError(), "stop", SENT_MS + 100)
+    run.handler_ended("stop", "trace", SENT_MS + 100)
     run.word_failed(SENT_MS + 200)
     effects = run.word_answered(False, SENT_MS + 300)
     assert told(effects) == [("interrupted", "stopping")]
@@ -363,7 +363,7 @@ def test_a_release_that_is_refused_after_a_lost_answer_was_a_hand_over():
 def test_a_release_that_is_refused_at_its_first_send_is_lost():
     run = running()
     run.stop()
-    run.handler_ended(RuntimeError(), "stop", SENT_MS + 100)
+    run.handler_ended("stop", "trace", SENT_MS + 100)
     assert told(run.word_answered(False, SENT_MS + 300)) == [("lost", "refused")]
 
 
