@@ -359,6 +359,7 @@ def postgres_server(
 # ---- the session's server --------------------------------------------------------------------------------------------
 
 _session_url: list[str] = []
+_schemas = itertools.count(1)
 
 
 def session_url() -> str:
@@ -376,6 +377,15 @@ def session_url() -> str:
         else:
             _session_url.append(fix_stores.at_session_end.enter_context(_docker_url()))
     return _session_url[0]
+
+
+@contextlib.contextmanager
+def place(folder: Path) -> Iterator[str]:
+    """The URL of a schema that nobody else uses, on the session's server; gone afterwards. The folder isn't needed."""
+    base, schema = session_url(), f"place_{os.getpid()}_{next(_schemas)}"
+    yield f"{base}{'&' if '?' in base else '?'}schema={schema}"
+    with psycopg.connect(base, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
 
 
 @contextlib.contextmanager
@@ -411,7 +421,6 @@ def _docker_url() -> Iterator[str]:
 
 
 _shimmed: list[tuple[PostgresServer, SteppedClock]] = []
-_schemas = itertools.count(1)
 
 
 def shimmed_server() -> tuple[PostgresServer, SteppedClock]:

@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -189,7 +189,11 @@ class RedisServer:
                 file.write_text(self._config.format(port=self.port, folder=self.folder))
             argv = [str(self.program.path), str(file), "--sentinel"]
         else:
-            flags = [word for name, value in self.options.items() for word in (f"--{name}", value)]
+            flags = [
+                word
+                for name, value in self.options.items()
+                for word in (f"--{name}", *(value.split() if name == "replicaof" else [value]))
+            ]
             argv = [str(self.program.path), *flags]
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -471,6 +475,8 @@ def _docker_url() -> Iterator[str]:
 
 # ---- the contract suite ----------------------------------------------------------------------------------------------
 
+STALE = timedelta(milliseconds=2)
+"""So old, or new, may a server's copy of the time be once it counts as settled."""
 STORES_KEPT_OPEN = 8
 """Model tests make hundreds of stores on one server; those made long ago let their connections go."""
 _benches: dict[str, tuple[list[RedisServer], SteppedClock, str]] = {}
@@ -484,16 +490,20 @@ def missing(name: str) -> str | None:
 
 
 def _settled(servers: list[RedisServer], clock: SteppedClock) -> Callable[[], None]:
-    """Waits until servers show a stepped time: newer ones read it once in each round of their event loop."""
+    """Waits until servers show a stepped time: newer ones read the time of day once a millisecond or so."""
     clients = [server.client() for server in servers]
 
     def shows(client: redis.Redis) -> bool:
+        before = clock.now()
         seconds, microseconds = client.time()
-        return abs(seconds + microseconds / 1e6 - clock.now().timestamp()) < 0.25
+        shown = datetime.fromtimestamp(seconds, timezone.utc) + timedelta(microseconds=microseconds)
+        return before - STALE <= shown <= clock.now() + STALE
 
     def settle() -> None:
         for client in clients:
-            client.time()  # the round that follows a step may still show the time before it
+            for _ in range(200):  # a look costs little, and most servers need a few milliseconds at most
+                if shows(client):
+                    break
             wait_until(lambda client=client: shows(client), "the server's stepped clock")
 
     return settle

@@ -92,14 +92,13 @@ class PostgresStore(Store):
         limits = (bounded(r.max_late_ms), bounded(r.keep_ms), bounded(r.history_size))
         run = (self.namespace, r.job, r.slot_ms, r.token, r.runner, r.lease_ms)
         args = (*run, bounded(r.max_attempts), r.overlap, *limits, r.reason, r.takeover_of)
-        found = self._call("claim", args, timeout, job=r.job, echo=r.token)
-        return self._read(r.job, lambda: rows.claim_answer(r.job, found[0]))
+        return self._call("claim", args, timeout, lambda found: rows.claim_answer(found[0], r.job, r.token), job=r.job)
 
     def _heartbeat(
         self, job: str, slot_ms: int, token: str, lease_ms: int, checkpoint: str | None, timeout: float
     ) -> bool:
         args = (self.namespace, job, slot_ms, token, lease_ms, checkpoint)
-        return self._call("heartbeat", args, timeout, job=job, echo=token, urgent=True)[0][1] == b"t"
+        return self._call("heartbeat", args, timeout, lambda got: rows.accepted(got[0], token), job=job, urgent=True)
 
     def _finish(
         self,
@@ -111,37 +110,41 @@ class PostgresStore(Store):
         timeout: float,
     ) -> bool:
         args = (self.namespace, job, slot_ms, token, status, None if error is None else cut_error(error))
-        return self._call("finish", args, timeout, job=job, echo=token, urgent=True)[0][1] == b"t"
+        return self._call("finish", args, timeout, lambda got: rows.accepted(got[0], token), job=job, urgent=True)
 
     def _release(self, job: str, slot_ms: int, token: str, checkpoint: str | None, timeout: float) -> bool:
         args = (self.namespace, job, slot_ms, token, checkpoint)
-        return self._call("release", args, timeout, job=job, echo=token, urgent=True)[0][1] == b"t"
+        return self._call("release", args, timeout, lambda got: rows.accepted(got[0], token), job=job, urgent=True)
 
     def _unfinished(self, jobs: list[str], timeout: float) -> list[Record]:
         for job in jobs:
             rows.param(job)  # JSON would smuggle in what no name can hold
-        found = self._call("unfinished", (self.namespace, json.dumps(jobs, ensure_ascii=False)), timeout)
-        return [self._record(rows.text(row[0]), row) for row in found]
+        args = (self.namespace, json.dumps(jobs, ensure_ascii=False))
+        return self._call("unfinished", args, timeout, lambda found: [self._record(row) for row in found])
 
     def _get(self, job: str, slot_ms: int, timeout: float) -> Record | None:
-        found = self._call("get", (self.namespace, job, slot_ms), timeout, job=job)
-        return self._record(job, found[0]) if found else None
+        args = (self.namespace, job, slot_ms)
+        return self._call("get", args, timeout, lambda found: self._record(found[0], job) if found else None, job=job)
 
     def _runs(self, job: str, limit: int, timeout: float) -> list[Record]:
-        found = self._call("runs", (self.namespace, job, rows.bounded(limit)), timeout, job=job)
-        return [self._record(job, row) for row in found]
+        args = (self.namespace, job, rows.bounded(limit))
+        return self._call("runs", args, timeout, lambda found: [self._record(row, job) for row in found], job=job)
 
     def _purge(self, job: str, force: bool, timeout: float) -> int:
-        return rows.number(self._call("purge", (self.namespace, job, force), timeout, job=job)[0][0])
+        return self._call("purge", (self.namespace, job, force), timeout, lambda found: int(found[0][0] or 0), job=job)
 
     def jobs(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[str]:
         """See Store."""
-        return [rows.text(row[0]) for row in self._call("jobs", (self.namespace,), timeout)]
+        return self._call("jobs", (self.namespace,), timeout, lambda found: [(row[0] or b"").decode() for row in found])
 
     def ping(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Pong:
         """See Store."""
-        now_ms, epoch = self._call("ping", (self.namespace,), timeout)[0]
-        return Pong(from_ms(rows.number(now_ms)), rows.text(epoch))
+
+        def read(found: list[rows.Row]) -> Pong:
+            now_ms, epoch = found[0]
+            return Pong(from_ms(int(now_ms or b"")), (epoch or b"").decode())
+
+        return self._call("ping", (self.namespace,), timeout, read)
 
     # ---- the caller's own transactions ---------------------------------------------------------------------------
 
@@ -181,10 +184,10 @@ class PostgresStore(Store):
         finally:
             self._schema_lock.release()
 
-    def _look(self, connection: Connection, deadline: Deadline, *, create: bool) -> list[rows.Row]:
+    def _look(self, connection: Connection, deadline: Deadline, *, create: bool) -> None:
         version = _postgres_schema.found_version(connection, self.schema, deadline)
         if version >= _postgres_schema.VERSION:
-            return []
+            return
         if not create:
             raise self._schema_missing(version, "this store may not create it (create=False)")
         try:
@@ -194,7 +197,6 @@ class PostgresStore(Store):
                 reason = self._address.scrub(str(failure))
                 raise self._schema_missing(version, f"the role may not create it ({reason})") from failure.__cause__
             raise
-        return []
 
     def _schema_missing(self, version: int, why: str) -> StoreError:
         need, state = _postgres_schema.VERSION, f"has version {version}" if version else "isn't there"
@@ -211,42 +213,44 @@ class PostgresStore(Store):
         operation: str,
         args: Sequence[object],
         timeout: float,
+        read: Callable[[list[rows.Row]], T],
         *,
         job: str | None = None,
-        echo: str | None = None,
         urgent: bool = False,
-    ) -> list[rows.Row]:
-        """One operation: one round trip, within `timeout` seconds; `echo` is the token that the answer must name."""
+    ) -> T:
+        """One operation: one round trip, within `timeout` seconds. `read` makes the answer of the rows."""
         deadline = Deadline(timeout)
         params = [rows.param(arg) for arg in args]
         if not self._schema_found:
             self._need_schema(deadline)
         sql, waits = self._statements[operation], operation in rows.WAITING
 
-        def attempt(connection: Connection, deadline: Deadline) -> list[rows.Row]:
+        def attempt(connection: Connection, deadline: Deadline) -> T:
             # The server gives up waiting for a lock a little earlier, so that no session goes on waiting for nobody.
             own = [*params, b"%d" % max(1, int(deadline.left() * 900))] if waits else params
-            return connection.execute(sql, own, deadline)
+            found = connection.execute(sql, own, deadline)
+            try:
+                return read(found)
+            except rows.OtherAnswer as error:
+                raise Failure("the answer belongs to another question", unknown=True) from error
+            except (ValueError, TypeError, IndexError) as error:
+                raise self._malformed(job, error) from error
 
         what = operation if job is None else f"{operation} of {job!r}"
-        return self._run(attempt, deadline, what, job=job, echo=echo, urgent=urgent)
+        return self._run(attempt, deadline, what, job=job, urgent=urgent)
 
     def _run(
         self,
-        attempt: Callable[[Connection, Deadline], list[rows.Row]],
+        attempt: Callable[[Connection, Deadline], T],
         deadline: Deadline,
         what: str,
         *,
         urgent: bool,
         job: str | None = None,
-        echo: str | None = None,
-    ) -> list[rows.Row]:
-        def once() -> list[rows.Row]:
+    ) -> T:
+        def once() -> T:
             with self._pool.connection(deadline, urgent=urgent) as connection:
-                found = attempt(connection, deadline)
-                if echo is not None and (len(found) != 1 or found[0][0] != echo.encode()):
-                    raise Failure("the answer belongs to another question", unknown=True)
-                return found
+                return attempt(connection, deadline)
 
         try:
             try:
@@ -266,19 +270,23 @@ class PostgresStore(Store):
             return self._schema_missing(0, f"the server says: {failure}")
         return store_error(failure, what, self._address.shown, job)
 
-    def _record(self, job: str, row: rows.Row) -> Record:
-        return self._read(job, lambda: rows.record(job, row))
-
-    def _read(self, job: str, read: Callable[[], T]) -> T:
+    def _record(self, row: rows.Row, job: str | None = None) -> Record:
+        """A row's run, of that job or of any; a malformed one is blamed on its own job."""
+        run: list[Any] = []
         try:
-            return read()
+            run = rows.values(row[0], len(rows.COLUMNS))
+            return rows.record(run, job)
         except (ValueError, TypeError) as error:
-            reason = self._address.scrub(str(error))
-            raise StoreError(
-                f"a run of {job!r} stored in {self._address.shown} is malformed: {reason}. Look at it, and remove it "
-                f"if need be; other jobs go on",
-                job=job,
-            ) from error
+            name = run[0] if run and isinstance(run[0], str) else None
+            raise self._malformed(name if job is None else job, error) from error
+
+    def _malformed(self, job: str | None, error: Exception) -> StoreError:
+        whose = "an answer" if job is None else f"a run of {job!r}"
+        return StoreError(
+            f"{whose} stored in {self._address.shown} is malformed: {self._address.scrub(str(error))}. Look at it, and "
+            f"remove it if need be; other jobs go on",
+            job=job,
+        )
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -292,7 +300,7 @@ class PostgresStore(Store):
         inherited.forget()
 
 
-def _again(once: Callable[[], list[rows.Row]], deadline: Deadline) -> list[rows.Row]:
+def _again(once: Callable[[], T], deadline: Deadline) -> T:
     """The server undid the operation because others were at the same rows: at most RETRIES more tries, at once."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda e: isinstance(e, Failure) and e.sqlstate in CONFLICTS),

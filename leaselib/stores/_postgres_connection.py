@@ -24,6 +24,8 @@ from leaselib import _clock
 from leaselib.stores._postgres_errors import Failure, connect_sqlstate
 from leaselib.stores._postgres_rows import Row
 
+LONGEST_S = 1_000_000.0
+"""A time-out beyond this is as good as none, and more than poll() and the server's timers can count."""
 _READ, _WRITE = 1, 2
 _GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 
@@ -37,7 +39,7 @@ class Deadline:
     __slots__ = ("_end_ns", "seconds")
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+        self.seconds = seconds = min(seconds, LONGEST_S)
         self._end_ns = _clock.SYSTEM.boot_ns() + int(seconds * 1e9)
 
     def left(self) -> float:

@@ -46,7 +46,7 @@ _RECORD = frozenset({"XX001", "XX002"})
 """A damaged page or index: other jobs may well be readable."""
 
 _ADVICE = {
-    "28": "Check user and password, and the server's pg_hba.conf",
+    "28": "Check user, password and certificates in the URL, and the server's pg_hba.conf",
     "3D": "Create the database, or correct the name at the end of the URL",
     "42501": "Grant the role what leaselib needs; the statements are in the output of `leaselib schema URL`",
     "25006": "Is it a standby? Name every host in the URL, with target_session_attrs=read-write",

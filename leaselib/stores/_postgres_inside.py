@@ -96,8 +96,8 @@ def _driver_connection(connection: Any) -> psycopg.Connection[Any]:
             raise ConfigurationError("open a transaction first: `with engine.begin() as connection:`")
     if not isinstance(own, psycopg.Connection):
         raise ConfigurationError(
-            f"this needs a psycopg.Connection, or a SQLAlchemy connection whose engine uses postgresql+psycopg:// (of a "
-            f"Session: session.connection()), not {type(connection).__module__}.{type(connection).__qualname__}"
+            f"this needs a psycopg.Connection, or a SQLAlchemy connection whose engine uses postgresql+psycopg:// (a "
+            f"Session has session.connection()), not {type(connection).__module__}.{type(connection).__qualname__}"
         )
     if own.autocommit and own.info.transaction_status == pq.TransactionStatus.IDLE:
         raise ConfigurationError(

@@ -66,10 +66,7 @@ class Pool:
                     connection.broken = True
                     self.flush()
                 raise
-            except BaseException:
-                connection.broken = True
-                raise
-            finally:
+            finally:  # whatever else ended the operation in mid-exchange, the connection knows that it is broken
                 self._give_back(connection, generation)
         finally:
             if not urgent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import itertools
 import json
 import os
 import socket
@@ -12,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from fix_proxy import Proxy
-from fix_servers_postgres import PostgresServer, pgbouncer, postgres_server, session_url, wait_until
+from fix_servers_postgres import PostgresServer, pgbouncer, place, postgres_server, session_url, wait_until
 
 from leaselib._model import ERROR_BYTES, to_ms
 from leaselib.errors import ConfigurationError, StoreError
@@ -28,16 +28,12 @@ from leaselib.stores._postgres_connection import Deadline
 from leaselib.stores._postgres_errors import Failure, connect_sqlstate, store_error, transient
 from leaselib.stores._postgres_url import parse
 
-numbers = itertools.count(1)
-
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url(tmp_path: Path) -> Iterator[str]:
     """A server's URL, with a schema of the test's own."""
-    base, schema = session_url(), f"operations_{os.getpid()}_{next(numbers)}"
-    yield f"{base}{'&' if '?' in base else '?'}schema={schema}"
-    with psycopg.connect(base, autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
+    with place(tmp_path) as own:
+        yield own
 
 
 @pytest.fixture

@@ -83,8 +83,8 @@ class OldStore(PostgresStore):
         for name, statement in self._statements.items():
             assert b"_1(" in statement, f"{name} calls a function that version 1 doesn't have"
 
-    def _look(self, connection: Connection, deadline: Deadline, *, create: bool) -> list[list[bytes | None]]:
-        return []
+    def _look(self, connection: Connection, deadline: Deadline, *, create: bool) -> None:
+        return
 
 
 # ---- creating --------------------------------------------------------------------------------------------------------

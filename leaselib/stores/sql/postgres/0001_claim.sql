@@ -1,8 +1,8 @@
 -- claim_1: rules 1, 3, 5 and 6, as in leaselib/_rules.py. Asks for a run, or for its next attempt.
 --
 -- Arguments: p_takeover_of is the attempt that a backup saw, null for a new run. p_wait_ms: how long to wait for a lock.
--- Answer: outcome; echo = p_token; now_ms = this server's clock when it decided; the namespace's epoch; wait_ms for
--- `early`; interrupted = slots that this claim ended; run = the run, or the one in the way for `overlap`, or null.
+-- Answer: [p_token, outcome, this server's clock when it decided, the namespace's epoch, how long to wait for `early`,
+-- the slots that this claim ended, the run (see run_1), or the one in the way for `overlap`, or null].
 --
 -- Locks: a claim that would change nothing takes none. Any other locks the job's row, so that claims of a job take turns
 -- and those of two jobs never meet; then the runs that it may write. It waits for a heartbeat, finish or release that is
@@ -12,10 +12,8 @@
 CREATE OR REPLACE FUNCTION {schema}.claim_1(
     p_namespace text, p_job text, p_slot_ms bigint, p_token text, p_runner text, p_lease_ms bigint,
     p_max_attempts bigint, p_overlap text, p_max_late_ms bigint, p_keep_ms bigint, p_history_size bigint,
-    p_reason text, p_takeover_of bigint, p_wait_ms bigint,
-    OUT outcome text, OUT echo text, OUT now_ms bigint, OUT epoch text, OUT wait_ms bigint,
-    OUT interrupted bigint[], OUT run {schema}.runs
-)
+    p_reason text, p_takeover_of bigint, p_wait_ms bigint
+) RETURNS json
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -28,6 +26,12 @@ DECLARE
     c_log_entries CONSTANT integer := 20;
     c_row_wait_ms CONSTANT bigint := 500;
     v_skip CONSTANT boolean := p_overlap = 'skip';
+    v_outcome text;
+    v_now_ms bigint;
+    v_epoch text;
+    v_wait_ms bigint := 0;
+    v_interrupted bigint[] := '{}';
+    v_answer {schema}.runs;            -- the run that the answer carries
     v_setting text;
     v_job_is_new boolean := false;
     v_fence bigint;                    -- what is remembered of the job
@@ -47,9 +51,6 @@ DECLARE
     v_limit bigint;
     v_dropped bigint[] := '{}';        -- trimmed slots, oldest first
 BEGIN
-    echo := p_token;
-    wait_ms := 0;
-    interrupted := '{}';
     v_setting := set_config('lock_timeout', p_wait_ms::text, true);
     IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
         v_setting := set_config('synchronous_commit', 'on', true);
@@ -58,27 +59,29 @@ BEGIN
     -- Most claims find a run that is over or alive, and change nothing.
     SELECT r.* INTO v_run FROM {schema}.runs r
     WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms;
-    now_ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
-    outcome := CASE
+    v_now_ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+    v_outcome := CASE
         WHEN v_run.slot_ms IS NULL THEN CASE WHEN p_takeover_of IS NOT NULL THEN 'gone' END
         WHEN v_run.status <> 'running' THEN 'finished'
-        WHEN v_run.token <> p_token AND NOT v_run.released AND v_run.lease_end_ms > now_ms THEN 'running'
+        WHEN v_run.token <> p_token AND NOT v_run.released AND v_run.lease_end_ms > v_now_ms THEN 'running'
     END;
-    IF outcome IS NOT NULL THEN
-        SELECT n.epoch INTO epoch FROM {schema}.namespaces n
+    IF v_outcome IS NOT NULL THEN
+        SELECT n.epoch INTO v_epoch FROM {schema}.namespaces n
         WHERE n.namespace = p_namespace AND NOT EXISTS (
             SELECT FROM {schema}.runs r
             WHERE r.namespace = p_namespace AND r.job = p_job AND r.status = 'running'
-                AND NOT r.released AND r.lease_end_ms > now_ms + r.lease_ms
+                AND NOT r.released AND r.lease_end_ms > v_now_ms + r.lease_ms
         );
         IF FOUND THEN
-            run := v_run;
-            RETURN;
+            RETURN json_build_array(
+                p_token, v_outcome, v_now_ms, v_epoch, 0, v_interrupted,
+                CASE WHEN v_run.slot_ms IS NOT NULL THEN {schema}.run_1(v_run) END
+            );
         END IF;
     END IF;
 
     LOOP
-        SELECT j.fence, j.floor_ms, j.kept, n.epoch INTO v_fence, v_floor_ms, v_kept, epoch
+        SELECT j.fence, j.floor_ms, j.kept, n.epoch INTO v_fence, v_floor_ms, v_kept, v_epoch
         FROM {schema}.jobs j LEFT JOIN {schema}.namespaces n ON n.namespace = p_namespace
         WHERE j.namespace = p_namespace AND j.job = p_job
         FOR NO KEY UPDATE OF j;
@@ -103,13 +106,13 @@ BEGIN
             SELECT r.* INTO v_run FROM {schema}.runs r
             WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms;
         END IF;
-        now_ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+        v_now_ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
         EXIT WHEN v_run.slot_ms IS NULL AND v_others = '{}';
         v_touch := '{}';
         FOREACH v_other IN ARRAY v_run || v_others LOOP
             IF v_other.status = 'running' AND (
-                v_other.token = p_token OR v_other.released OR v_other.lease_end_ms <= now_ms
-                OR v_other.lease_end_ms > now_ms + v_other.lease_ms
+                v_other.token = p_token OR v_other.released OR v_other.lease_end_ms <= v_now_ms
+                OR v_other.lease_end_ms > v_now_ms + v_other.lease_ms
             ) THEN
                 v_touch := v_touch || v_other.slot_ms;
             END IF;
@@ -145,14 +148,14 @@ BEGIN
     FOREACH v_other IN ARRAY v_run || v_others LOOP
         CONTINUE WHEN v_other.slot_ms IS NULL;
         IF v_other.status = 'running' AND NOT v_other.released AND v_other.slot_ms = ANY (v_locked)
-                AND v_other.lease_end_ms > now_ms + v_other.lease_ms THEN
-            v_other.lease_end_ms := now_ms + v_other.lease_ms;
+                AND v_other.lease_end_ms > v_now_ms + v_other.lease_ms THEN
+            v_other.lease_end_ms := v_now_ms + v_other.lease_ms;
             UPDATE {schema}.runs r SET lease_end_ms = v_other.lease_end_ms
             WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = v_other.slot_ms;
         END IF;
         IF v_other.slot_ms = p_slot_ms THEN
             v_run := v_other;
-        ELSIF NOT v_other.released AND v_other.lease_end_ms > now_ms
+        ELSIF NOT v_other.released AND v_other.lease_end_ms > v_now_ms
                 OR v_other.slot_ms = ANY (v_tried) AND NOT v_other.slot_ms = ANY (v_locked) THEN
             v_live := v_other;
         ELSIF v_skip OR v_other.slot_ms < p_slot_ms THEN
@@ -160,31 +163,31 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF v_newest_ms > now_ms + c_early_ms THEN
+    IF v_newest_ms > v_now_ms + c_early_ms THEN
         SELECT r.slot_ms INTO v_newest_ms FROM {schema}.runs r
-        WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms <= now_ms + c_early_ms
+        WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms <= v_now_ms + c_early_ms
         ORDER BY r.slot_ms DESC LIMIT 1;
     END IF;
     v_newer_started := coalesce(v_newest_ms > p_slot_ms, false)
-        OR coalesce(p_slot_ms < v_floor_ms AND v_floor_ms <= now_ms + c_early_ms, false);
+        OR coalesce(p_slot_ms < v_floor_ms AND v_floor_ms <= v_now_ms + c_early_ms, false);
 
     IF v_run.slot_ms IS NULL THEN
-        outcome := CASE
+        v_outcome := CASE
             WHEN p_takeover_of IS NOT NULL THEN 'gone'
-            WHEN p_slot_ms > now_ms + c_early_ms THEN 'early'
+            WHEN p_slot_ms > v_now_ms + c_early_ms THEN 'early'
             -- Rule 6's second half: this slot's state may have been trimmed, so it may have run already.
             WHEN p_slot_ms <= v_floor_ms THEN CASE WHEN v_skip THEN 'superseded' ELSE 'late' END
-            WHEN now_ms - p_slot_ms > p_max_late_ms + c_late_tolerance_ms THEN 'late'
+            WHEN v_now_ms - p_slot_ms > p_max_late_ms + c_late_tolerance_ms THEN 'late'
             WHEN v_skip AND v_live.slot_ms IS NOT NULL THEN 'overlap'
             WHEN v_skip AND v_newer_started THEN 'superseded'
             ELSE 'won'
         END;
     ELSE
-        outcome := CASE
+        v_outcome := CASE
             WHEN v_run.status <> 'running' THEN 'finished'
             -- Sent again. After the release nobody listens for the answer, and rule 2 forbids a renewal.
             WHEN v_run.token = p_token THEN CASE WHEN v_run.released THEN 'running' ELSE 'won again' END
-            WHEN NOT v_run.released AND v_run.lease_end_ms > now_ms OR NOT p_slot_ms = ANY (v_locked) THEN 'running'
+            WHEN NOT v_run.released AND v_run.lease_end_ms > v_now_ms OR NOT p_slot_ms = ANY (v_locked) THEN 'running'
             WHEN p_takeover_of IS NOT NULL AND p_takeover_of <> v_run.attempt THEN 'gone'
             WHEN v_newer_started THEN 'superseded run'
             WHEN NOT v_run.released AND v_run.attempt - v_run.handovers >= p_max_attempts THEN 'spent run'
@@ -195,26 +198,26 @@ BEGIN
         END;
     END IF;
 
-    CASE outcome
+    CASE v_outcome
     WHEN 'won again' THEN
         -- The answer to an earlier send was lost. A write, so that a synchronous standby confirms it too.
-        outcome := 'won';
-        UPDATE {schema}.runs r SET lease_end_ms = now_ms + r.lease_ms
-        WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms RETURNING r.* INTO run;
+        v_outcome := 'won';
+        UPDATE {schema}.runs r SET lease_end_ms = v_now_ms + r.lease_ms
+        WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms RETURNING r.* INTO v_answer;
     WHEN 'superseded run', 'spent run' THEN
-        UPDATE {schema}.runs r SET status = 'interrupted', ended_ms = now_ms,
-            error = CASE outcome WHEN 'spent run' THEN 'max_attempts' ELSE 'superseded' END
-        WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms RETURNING r.* INTO run;
-        outcome := 'interrupted';
+        UPDATE {schema}.runs r SET status = 'interrupted', ended_ms = v_now_ms,
+            error = CASE v_outcome WHEN 'spent run' THEN 'max_attempts' ELSE 'superseded' END
+        WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms RETURNING r.* INTO v_answer;
+        v_outcome := 'interrupted';
     WHEN 'won' THEN
-        v_fence := greatest(v_fence + 1, now_ms);
+        v_fence := greatest(v_fence + 1, v_now_ms);
         IF v_run.slot_ms IS NULL THEN
             v_limit := least(c_trim_batch, v_kept - cardinality(v_others) - p_history_size);
             IF v_limit > 0 THEN
                 v_dropped := ARRAY(
                     SELECT r.slot_ms FROM {schema}.runs r
                     WHERE r.namespace = p_namespace AND r.job = p_job AND r.status <> 'running'
-                        AND r.slot_ms < now_ms - p_keep_ms - c_late_tolerance_ms - c_trim_margin_ms
+                        AND r.slot_ms < v_now_ms - p_keep_ms - c_late_tolerance_ms - c_trim_margin_ms
                     ORDER BY r.slot_ms LIMIT v_limit
                 );
             END IF;
@@ -228,8 +231,8 @@ BEGIN
                 released, reason, started_ms, past
             ) VALUES (
                 p_namespace, p_job, p_slot_ms, 'running', 1, 0, p_token, p_runner, v_fence, p_lease_ms,
-                now_ms + p_lease_ms, false, p_reason, now_ms, '[]'
-            ) RETURNING r.* INTO run;
+                v_now_ms + p_lease_ms, false, p_reason, v_now_ms, '[]'
+            ) RETURNING r.* INTO v_answer;
         ELSE
             IF NOT v_skip THEN
                 v_doomed := '{}';
@@ -243,34 +246,38 @@ BEGIN
             END LOOP;
             UPDATE {schema}.runs r SET
                 attempt = r.attempt + 1, token = p_token, runner = p_runner, fence = v_fence,
-                lease_ms = p_lease_ms, lease_end_ms = now_ms + p_lease_ms, released = false,
+                lease_ms = p_lease_ms, lease_end_ms = v_now_ms + p_lease_ms, released = false,
                 reason = CASE WHEN r.released THEN 'hand-over' ELSE 'takeover' END,
-                started_ms = now_ms, past = v_run.past
-            WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms RETURNING r.* INTO run;
+                started_ms = v_now_ms, past = v_run.past
+            WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms RETURNING r.* INTO v_answer;
         END IF;
         FOREACH v_slot_ms IN ARRAY v_doomed LOOP
-            UPDATE {schema}.runs r SET status = 'interrupted', ended_ms = now_ms, error = 'superseded'
+            UPDATE {schema}.runs r SET status = 'interrupted', ended_ms = v_now_ms, error = 'superseded'
             WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = v_slot_ms;
         END LOOP;
-        interrupted := v_doomed;
+        v_interrupted := v_doomed;
         UPDATE {schema}.jobs j SET
             fence = v_fence,
             floor_ms = greatest(j.floor_ms, v_dropped[cardinality(v_dropped)]),
             kept = j.kept - cardinality(v_dropped) + CASE WHEN v_run.slot_ms IS NULL THEN 1 ELSE 0 END
         WHERE j.namespace = p_namespace AND j.job = p_job;
     WHEN 'overlap' THEN
-        run := v_live;
+        v_answer := v_live;
     WHEN 'early' THEN
-        wait_ms := p_slot_ms - now_ms;
+        v_wait_ms := p_slot_ms - v_now_ms;
     ELSE
-        run := v_run;
+        v_answer := v_run;
     END CASE;
 
-    IF v_job_is_new AND outcome <> 'won' THEN
+    IF v_job_is_new AND v_outcome <> 'won' THEN
         DELETE FROM {schema}.jobs j WHERE j.namespace = p_namespace AND j.job = p_job;
     END IF;
-    IF epoch IS NULL THEN
-        epoch := {schema}.epoch_1(p_namespace);
+    IF v_epoch IS NULL THEN
+        v_epoch := {schema}.epoch_1(p_namespace);
     END IF;
+    RETURN json_build_array(
+        p_token, v_outcome, v_now_ms, v_epoch, v_wait_ms, v_interrupted,
+        CASE WHEN v_answer.slot_ms IS NOT NULL THEN {schema}.run_1(v_answer) END
+    );
 END
 $leaselib$;

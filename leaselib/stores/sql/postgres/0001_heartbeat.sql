@@ -3,20 +3,20 @@
 --
 -- p_checkpoint: JSON text, null leaves what is stored. p_wait_ms: how long to wait for the run's row.
 -- Locks the run's row only, in the strength that lets a transaction which confirmed the run stay open meanwhile; reads
--- the clock when it is held. Answers whether it was accepted, and p_token.
+-- the clock when it is held. Answer: [p_token, whether it was accepted].
 
 CREATE OR REPLACE FUNCTION {schema}.heartbeat_1(
     p_namespace text, p_job text, p_slot_ms bigint, p_token text, p_lease_ms bigint, p_checkpoint text,
-    p_wait_ms bigint, OUT accepted boolean, OUT echo text
-)
+    p_wait_ms bigint
+) RETURNS json
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $leaselib$
 DECLARE
     v_setting text;
+    v_accepted boolean;
 BEGIN
-    echo := p_token;
     v_setting := set_config('lock_timeout', p_wait_ms::text, true);
     IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
         v_setting := set_config('synchronous_commit', 'on', true);
@@ -25,13 +25,14 @@ BEGIN
     WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms
         AND r.token = p_token AND r.status = 'running' AND NOT r.released
     FOR NO KEY UPDATE;
-    accepted := FOUND;
-    IF accepted THEN
+    v_accepted := FOUND;
+    IF v_accepted THEN
         UPDATE {schema}.runs r SET
             lease_ms = p_lease_ms,
             lease_end_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + p_lease_ms,
             checkpoint = coalesce(p_checkpoint, r.checkpoint)
         WHERE r.namespace = p_namespace AND r.job = p_job AND r.slot_ms = p_slot_ms;
     END IF;
+    RETURN json_build_array(p_token, v_accepted);
 END
 $leaselib$;

@@ -3,6 +3,7 @@
 REVOKE ALL ON FUNCTION
     {schema}.claim_1(text, text, bigint, text, text, bigint, bigint, text, bigint, bigint, bigint, text, bigint, bigint),
     {schema}.epoch_1(text),
+    {schema}.run_1({schema}.runs),
     {schema}.heartbeat_1(text, text, bigint, text, bigint, text, bigint),
     {schema}.finish_1(text, text, bigint, text, text, text, bigint),
     {schema}.release_1(text, text, bigint, text, text, bigint),
