@@ -206,6 +206,8 @@ class RedisServer:
         process = self._process
         assert process is not None
         assert process.poll() is None, f"{self.program.label} ended at once: {self.log_tail()}"
+        if "unixsocket" in self.options and not Path(self.options["unixsocket"]).exists():
+            return False
         try:
             self.client().ping()
         except redis.AuthenticationError:  # it answers, in its way
@@ -614,11 +616,14 @@ class Certificates:
         self.folder = folder
         self.authority = folder / "ca.pem"
         self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-                      "-subj", "/CN=leaselib test authority", "-keyout", "ca.key", "-out", "ca.pem")  # fmt: skip
+                      "-subj", "/CN=leaselib test authority", "-addext", "keyUsage=critical,keyCertSign,cRLSign",
+                      "-keyout", "ca.key", "-out", "ca.pem")  # fmt: skip
 
     def issue(self, name: str, subject: str, *, days: int = 2) -> tuple[Path, Path]:
         """A certificate for `subject`, such as `IP:127.0.0.1`, and its key."""
-        (self.folder / f"{name}.ext").write_text(f"subjectAltName={subject}\n")
+        (self.folder / f"{name}.ext").write_text(
+            f"subjectAltName={subject}\nauthorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
+        )
         self._openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
                       "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
         self._openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",

@@ -410,11 +410,18 @@ def assert_started_once(facts: list[Fact]) -> None:
 
 
 def assert_all_started(facts: list[Fact], job: str, slots_ms: list[int]) -> None:
-    """Every one of these slots was started."""
-    started = {f["slot"] for f in facts if f["fact"] == "start" and f["job"] == job}
+    """Every one of these slots was started.
+
+    On a busy machine a slot may come while the finish of the one before is on its way: then it must be a visible skip,
+    for that reason, and such slots must be few.
+    """
+    mine = [f for f in facts if f.get("job") == job]
+    started = {f["slot"] for f in mine if f["fact"] == "start"}
+    skipped = {f["slot"] for f in mine if f.get("event") == "skip" and f["reason"] in ("overlap", "superseded")}
     missing = [slot for slot in slots_ms if slot not in started]
     assert slots_ms, "the test looked at no slot"
-    assert not missing, f"{job}: no start of {missing}, of {len(slots_ms)} slots"
+    assert skipped.issuperset(missing), f"{job}: neither start nor skip of {sorted(set(missing) - skipped)}"
+    assert len(missing) <= len(slots_ms) / 3, f"{job}: {len(missing)} of {len(slots_ms)} slots were skipped"
 
 
 def gone(pid: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import LEASE_S, SLACK_S, Cluster, assert_started_once, due_in
+from cluster import LEASE_S, SLACK_S, Cluster, assert_all_started, assert_started_once, due_in
 from fix_clock_shim import SteppedClock
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(40)]
@@ -57,8 +57,7 @@ def test_runs_go_on_when_the_clock_is_set_back_and_forward_again(sqlite_cluster:
         skips = [f for f in cluster.events("skip", job="tick", pid=instance.pid, reason="missed") if f["count"] > 10]
         assert len(skips) == 1
         assert skips[0]["count"] >= COUNTED
-    between = [f["slot"] for f in cluster.facts("start", job="tick") if ahead["slot"] <= f["slot"] <= on["slot"]]
-    assert sorted(between) == list(range(ahead["slot"], on["slot"] + 1, EVERY_MS))
+    assert_all_started(cluster.facts(), "tick", list(range(ahead["slot"], on["slot"] + 1, EVERY_MS)))
     missed = [f for f in cluster.facts("start", reason="catch-up") if f["t"] > last["t"]]
     assert len(missed) <= 1
     assert not cluster.events("lost")
@@ -81,8 +80,8 @@ def test_a_clock_that_is_set_ten_years_ahead_costs_no_memory_and_no_time(
     (skip,) = cluster.events("skip", reason="missed")
     assert skip["count"] >= COUNTED
     assert len([f for f in cluster.facts("start", reason="catch-up") if f["t"] > before["t"]]) <= 1
-    slots = [f["slot"] for f in cluster.facts("start") if f["slot"] >= ahead["slot"]]
-    assert slots == list(range(slots[0], slots[-1] + 1, EVERY_MS))
+    last_ms = cluster.facts("start")[-1]["slot"]
+    assert_all_started(cluster.facts(), "tick", list(range(ahead["slot"], last_ms + 1, EVERY_MS)))
     assert_started_once(cluster.facts())
 
 

@@ -84,9 +84,6 @@ def test_two_hundred_forks_under_load_disturb_nothing(cluster: Cluster) -> None:
     assert {f["runner"] for f in cluster.facts("start")} == {done["runner"]}
     assert_started_once(cluster.facts())
     for n in range(4):
-        slots = slots_between(200, first_ms, last_ms)
-        skipped = {f["slot"] for f in cluster.events("skip", job=f"tick{n}")}
-        assert_all_started(cluster.facts(), f"tick{n}", [s for s in slots if s not in skipped])
-        assert len(skipped) < len(slots) / 4
+        assert_all_started(cluster.facts(), f"tick{n}", slots_between(200, first_ms, last_ms))
     assert not cluster.events("lost")
     assert cluster.facts("end", job="long")[0]["t"] - cluster.facts("start", job="long")[0]["t"] > SLACK_S
