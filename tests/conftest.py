@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,18 @@ sys.path.insert(0, str(Path(__file__).parent / "model"))
 
 LEAK_TIMEOUT_S = 5.0
 """So long may a thread that was told to stop take to end."""
+
+
+def pytest_configure() -> None:
+    """Signals mean what they usually mean, also to the child processes of tests.
+
+    A shell starts what it runs in the background with SIGINT ignored, nohup with SIGHUP, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    hang_up = getattr(signal, "SIGHUP", None)
+    if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_IGN:
+        signal.signal(hang_up, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
