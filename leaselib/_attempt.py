@@ -1,8 +1,8 @@
 """Attempt: one attempt's mind. It decides when to send a heartbeat, when to stop trusting its own lease, what becomes
 of the handler's end, and what the last word to the store and to the listeners is.
 
-Decisions only: every method gets the boot time and returns what to do. Guarded by the instance's lock, but for
-`expired`, which handlers call without it and which only reads.
+Decisions only: every method gets the boot time and returns what to do. Written only under the instance's lock; single
+fields, and `expired`, are read without it.
 
 The own deadline (a runner that can't reach the store must stop before anyone can take over) counts from just before
 the last *successful* claim or heartbeat was *sent*: lease - min(heartbeat, lease / 4) later, trust ends.
@@ -193,7 +193,7 @@ class Attempt:
         """A heartbeat's fate is unknown: the next is sent soon, at the latest one interval later."""
         self._next_beat_boot_ms = boot_ms + self._back_off(self._beat_tries)
         self._beat_tries += 1
-        return []
+        return self.tick(boot_ms)
 
     def store_back(self, boot_ms: int) -> list[Effect]:
         """The store can be reached again: what is overdue is sent at once, before any backup claims."""
@@ -230,6 +230,13 @@ class Attempt:
         """
         self.ending_inside = self._beats_over = True
         return []
+
+    def finish_undone(self, boot_ms: int) -> list[Effect]:
+        """ctx.finish failed: nothing was recorded, and the lease counts as before."""
+        self.ending_inside = self._beats_over = False
+        self._next_beat_boot_ms = boot_ms
+        self.beating = True
+        return [Beat(self)]
 
     def refuse(self, boot_ms: int) -> list[Effect]:
         """The store said that this attempt doesn't hold the run any more."""

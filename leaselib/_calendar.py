@@ -76,8 +76,8 @@ class Calendar:
         delay_ms = round(self._chance.uniform(0, job.spec.options.jitter(gap_ms)))
         start_ms = job.slot_ms if earliest_store_ms is None else max(job.slot_ms, earliest_store_ms)
         job.phase, job.claim = "waiting", None
-        job.armed += 1
         self._tie += 1
+        job.armed = self._tie  # unlike any other's, also of a job of the same name that was removed
         heapq.heappush(self._slots, (start_ms + delay_ms, self._tie, job.spec.name, job.armed))
 
     def advance(self, job: JobState) -> None:

@@ -1,4 +1,4 @@
-"""What decisions ask the outside to do, and the facts that they decide on. Frozen values; no I/O, clock or threads.
+"""What decisions ask the outside to do. Frozen values; no I/O, clock or threads.
 
 `_planner` and `_attempt` return lists of these; `_instance` (threads) and a simulation (none) carry them out.
 Times named boot_ms are on a clock that can't be set; those named store_ms or slot_ms are on the store's clock.

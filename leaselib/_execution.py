@@ -3,7 +3,7 @@ heartbeats and its last word.
 
 An execution belongs to the worker that won the claim; that worker's thread runs `carry_out`, its heartbeat thread runs
 `beat_if_due`, the handler's thread (and any it hands its context to) calls what RunContext needs. The attempt
-itself is only touched under the instance's lock.
+itself is written only under the instance's lock; single fields of it are read without.
 """
 
 from __future__ import annotations
@@ -109,8 +109,14 @@ class Execution:
     def finish_inside(self, connection: Any) -> bool:
         """See RunContext.finish."""
         record = self.attempt.record
+        before = self.attempt.ending_inside
         self._instance.decide(lambda _: self.attempt.finish_inside())
-        held = self._instance.store.finish_inside(connection, record.job, from_ms(record.slot_ms), record.token)
+        try:
+            held = self._instance.store.finish_inside(connection, record.job, from_ms(record.slot_ms), record.token)
+        except BaseException:
+            if not before:
+                self._instance.decide(self.attempt.finish_undone)
+            raise
         if not held:
             self._instance.decide(self.attempt.refuse)
         return held

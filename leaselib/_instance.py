@@ -7,6 +7,7 @@ Owns its threads and queues, and the lock that guards the planner, its attempts 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -122,7 +123,7 @@ class Instance:
             elif isinstance(effect, (SetSignal, Beat, Wake)):
                 execution = self.executions.get(effect.attempt.record.token)
                 if execution is None:
-                    continue  # not begun yet: it will look at its attempt first
+                    continue  # it is over
                 if kind is SetSignal:
                     execution.signal.set()
                     execution.beaten.set()
@@ -163,6 +164,13 @@ class Instance:
         """A heartbeat, finish or release was answered."""
         return self.planner.store_answered(now_ms)
 
+    def internal_error(self, where: str) -> None:
+        """Counts and logs an error of leaselib's own, or of the user's logging set-up, that must not end a thread."""
+        with self.lock:
+            self.internal_errors += 1
+        with contextlib.suppress(BaseException):  # a logging filter may be what raised in the first place
+            _log.exception("internal error in %s; it goes on", where)
+
     # ---- the scheduler thread -----------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
@@ -170,8 +178,7 @@ class Instance:
             try:
                 self.decide(lambda now_ms: self.planner.tick(now_ms, self.clock.wall_ms()))
             except Exception:  # noqa: BLE001  a fault of ours must not end the application's jobs
-                self.internal_errors += 1
-                _log.exception("internal error in the scheduler thread; it goes on")
+                self.internal_error("the scheduler thread")
                 threading.Event().wait(ERROR_PAUSE_S)
             with self.lock:
                 now_ms = self.clock.boot_ms()
@@ -195,8 +202,7 @@ class Instance:
                 else:
                     self._release(task)
             except Exception:  # noqa: BLE001  as above
-                self.internal_errors += 1
-                _log.exception("internal error in the store thread; it goes on")
+                self.internal_error("the store thread")
 
     def _ping(self, task: Ping) -> None:
         sent_ms = self.clock.boot_ms()
@@ -400,8 +406,7 @@ class _Worker:
                     self._run(execution)
             except Exception:  # noqa: BLE001  logged, unless this is a copy in a forked child
                 if not self._instance.forked:
-                    self._instance.internal_errors += 1
-                    _log.exception("internal error in a worker; it goes on")
+                    self._instance.internal_error("a worker")
             if self._instance.forked:
                 return
         self._beats.put(None)
@@ -420,7 +425,11 @@ class _Worker:
         """The heartbeat thread: idle while its worker's runs are young, or there are none."""
         execution: Execution | None = None
         while True:
-            seconds = None if execution is None else execution.beat_if_due()
+            try:
+                seconds = None if execution is None else execution.beat_if_due()
+            except Exception:  # noqa: BLE001  this thread must live on, or the worker's long runs lose their leases
+                self._instance.internal_error("a heartbeat thread")
+                seconds = ERROR_PAUSE_S
             if seconds is None:
                 execution = None
             try:

@@ -362,8 +362,7 @@ class Planner:
     def start_attempt(self, attempt: Attempt, boot_ms: int) -> list[Effect]:
         """A worker starts the handler of an attempt."""
         effects = attempt.start(boot_ms)
-        if attempt.spec.options.max_runtime_ms is not None:
-            self._arm_attempt(attempt, boot_ms)  # its time begins only now, and may end before anything else is due
+        self._arm_attempt(attempt, boot_ms)  # its deadline and its max_runtime begin to count only now
         return effects
 
     def attempt_over(self, attempt: Attempt, boot_ms: int) -> list[Effect]:

@@ -6,6 +6,7 @@ or raising one delays no heartbeat, claim or signal. `emit` may be called from a
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import queue
@@ -115,26 +116,34 @@ class Listeners:
 
 
 class Dispatcher:
-    """One instance's way to its listeners. After `close`, events are handled in the thread in which they occur."""
+    """One instance's way to its listeners. After `close`, events are handled in the thread in which they occur.
+
+    A lock of its own guards the queue's ends and the counts; nothing is called while it is held.
+    """
 
     def __init__(self, listeners: Listeners) -> None:
         self._listeners = listeners
+        self._guard = threading.Lock()
         self._queue: queue.Queue[tuple[Event, str | None] | None] = queue.Queue(QUEUE_SIZE)
         self._thread: threading.Thread | None = None
+        self._open = False
         self.dropped = 0
+        self._dropped_told = 0
         self.log_errors = 0
 
     def start(self, name: str) -> threading.Thread:
         """Starts the thread."""
         self._thread = _threads.spawn(name, self._work)
+        self._open = True
         return self._thread
 
     def emit(self, event: Event, trace: str | None = None) -> None:
         """Hands an event on, never waiting: if listeners are too slow, the oldest is dropped and counted."""
-        if self._thread is None:
-            self._handle(event, trace)
-            return
-        self._put((event, trace))
+        with self._guard:
+            if self._open:
+                self._put((event, trace))
+                return
+        self._handle(event, trace)
 
     def _put(self, item: tuple[Event, str | None] | None) -> None:
         while True:
@@ -142,24 +151,18 @@ class Dispatcher:
                 self._queue.put_nowait(item)
                 return
             except queue.Full:
-                self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        try:
-            dropped = self._queue.get_nowait()
-        except queue.Empty:
-            return
-        self.dropped += 1
-        if self.dropped == 1 or self.dropped % 1000 == 0:
-            name = "none" if dropped is None else dropped[0].name
-            _log.warning("listeners are too slow: %d events dropped, the last was %s", self.dropped, name)
+                with contextlib.suppress(queue.Empty):  # the thread has just made room
+                    self._queue.get_nowait()
+                    self.dropped += 1
 
     def close(self, timeout_ms: int) -> None:
         """Lets the thread work off the queue, for that time at most, and end. Called by a listener: doesn't wait."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._put(None)
-            _threads.join([thread], timeout_ms)
+        with self._guard:
+            was_open, self._open = self._open, False
+            if was_open:
+                self._put(None)
+        if was_open and self._thread is not None:
+            _threads.join([self._thread], timeout_ms)
 
     @property
     def is_current(self) -> bool:
@@ -169,6 +172,10 @@ class Dispatcher:
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
             self._handle(*item)
+            dropped = self.dropped
+            if dropped > self._dropped_told:
+                self._dropped_told = dropped
+                self._log(_log.warning, "listeners are too slow: %d events were dropped so far", dropped)
 
     def _handle(self, event: Event, trace: str | None) -> None:
         for listener in self._listeners.of(event.name):

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=Listener)
+SIGNAL_LOOK_S = 0.1
+"""run_forever() looks so often whether a signal came."""
 FORK_HOLD_S = 1.0
 """After a fork the child touches the store only this much later: a child that will exec, or ends soon, never claims."""
 
@@ -358,11 +360,12 @@ class Scheduler:
                 self._instance = None
                 atexit.unregister(self._at_exit)
                 self._stop_result = result
-                if self._start_again:
+                stopping.set()
+                again, self._start_again = self._start_again, False
+                if again:
                     self._start_instance()
                 else:
                     self._forever.set()
-            stopping.set()
         return result
 
     def _at_exit(self) -> None:
@@ -384,21 +387,19 @@ class Scheduler:
         """
         self.start()
         before: dict[signal.Signals, Any] = {}
-        told = threading.Event()
+        told: list[int] = []
 
         def tell(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-            told.set()
-            self._forever.set()
+            told.append(number)  # no Event: this thread may hold its lock at this very moment
 
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 before[number] = signal.signal(number, tell)
         try:
-            self._forever.wait()
-            if told.is_set():
+            while not told and not self._forever.wait(SIGNAL_LOOK_S):
+                pass
+            if told:
                 self.stop()
-            elif self._stopping is not None:
-                self._stopping.wait()
         finally:
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -442,8 +443,10 @@ class Scheduler:
         instance = self._live()
         if instance is None:
             raise ConfigurationError("run_now needs a started scheduler: call start() first")
-        if name not in self._specs:
-            raise ConfigurationError(f"there is no job {name!r:.200}; there are {', '.join(self._specs) or 'none'}")
+        with self._lock:
+            known = list(self._specs)
+        if name not in known:
+            raise ConfigurationError(f"there is no job {name!r:.200}; there are {', '.join(known) or 'none'}")
         return instance.run_now(name)
 
     def health(self) -> Health:

@@ -48,12 +48,12 @@ class Keys:
     @property
     def epoch(self) -> str:
         """The random identity of the namespace's data."""
-        return f"leaselib:{quote(self.namespace, safe='')}:epoch"
+        return f"leaselib:{_quoted(self.namespace)}:epoch"
 
     @property
     def jobs(self) -> str:
         """The set of the names of its jobs."""
-        return f"leaselib:{quote(self.namespace, safe='')}:jobs"
+        return f"leaselib:{_quoted(self.namespace)}:jobs"
 
     def runs(self, job: str) -> str:
         """The hash of a job's records."""
@@ -64,7 +64,13 @@ class Keys:
         return f"leaselib:{{{self._tag(job)}}}:slots"
 
     def _tag(self, job: str) -> str:
-        return f"{quote(self.namespace, safe='')}:{quote(job, safe='', errors='surrogatepass')}"
+        return f"{_quoted(self.namespace)}:{_quoted(job)}"
+
+
+@functools.lru_cache(maxsize=10_000)
+def _quoted(name: str) -> str:
+    """Percent-encoded. A name that can't exist, with a lone surrogate, makes a key that doesn't exist."""
+    return quote(name, safe="", errors="surrogatepass")
 
 
 def read_epoch(raw: Any) -> str:

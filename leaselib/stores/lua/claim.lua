@@ -59,30 +59,23 @@ end
 if run and run.status == 'running' then
   clamp(run)
 end
-if redis.call('ZCARD', slots_key) < count then
-  malformed('the index of its slots, ' .. slots_key .. ', has lost entries (does this server evict keys?)')
-end
-local newest = redis.call('ZREVRANGEBYSCORE', slots_key, text(horizon), '-inf', 'LIMIT', 0, 1)[1]
-newest = number_field(newest, slots_key, FIRST_MS, LAST_MS)
 if problem then
   return refusal()
 end
 
-local listed_job = true
+local failure -- the answer, if a key of the namespace can't be used
 if epoch_key then
-  local stored = redis.pcall('GET', epoch_key)
-  local listing = redis.pcall('SISMEMBER', jobs_key, ARGV[2])
-  local failure = failed(stored, epoch_key) or failed(listing, jobs_key)
+  epoch = redis.pcall('GET', epoch_key)
+  failure = failed(epoch, epoch_key)
   if failure then
     return failure
   end
-  epoch, listed_job = stored, listing == 1
 end
 local fresh_epoch = text(now) .. '-' .. ARGV[14]
 
 -- Decide. --------------------------------------------------------------------------------------------------------
 
-local writes, interrupted, dropped, running_changed = {}, {}, {}, false
+local writes, interrupted, dropped, running_changed, new_job = {}, {}, {}, false, false
 
 local function write(field, value)
   writes[#writes + 1] = field
@@ -100,6 +93,8 @@ end
 
 -- Rule 3: whether a newer run, not in the server's future, has started; it may be trimmed by now.
 local function newer_started()
+  local newest = redis.call('ZREVRANGEBYSCORE', slots_key, text(horizon), '-inf', 'LIMIT', 0, 1)[1]
+  newest = number_field(newest, slots_key, FIRST_MS, LAST_MS)
   return (newest and newest > slot) or (floor and slot < floor and floor <= horizon)
 end
 
@@ -146,6 +141,13 @@ end
 
 local function start()
   local first = not run
+  if redis.call('ZCARD', slots_key) < count then
+    malformed('the index of its slots, ' .. slots_key .. ', has lost entries (does this server evict keys?)')
+  end
+  if first and jobs_key then
+    local listed = redis.pcall('SISMEMBER', jobs_key, ARGV[2])
+    failure, new_job = failed(listed, jobs_key), listed == 0
+  end
   if first then
     trim()
     count = count + 1
@@ -262,8 +264,8 @@ if run then
 else
   outcome, shown, first = claim_new()
 end
-if problem then
-  return refusal()
+if failure or problem then
+  return failure or refusal()
 end
 if shown and shown.slot ~= slot then
   local more = redis.call('HMGET', runs_key, text(shown.slot) .. ':checkpoint', text(shown.slot) .. ':past')
@@ -292,7 +294,7 @@ for _, old in ipairs(dropped) do
   redis.call('HDEL', runs_key, old, old .. ':checkpoint', old .. ':past')
   redis.call('ZREM', slots_key, old)
 end
-if first and not listed_job then
+if new_job then
   redis.call('SADD', jobs_key, ARGV[2])
 end
 
