@@ -19,7 +19,7 @@ from leaselib._model import ClaimAnswer, ClaimRequest, Outcome, Pong, Record, cu
 from leaselib.errors import ConfigurationError, StoreError
 from leaselib.stores import _redis_url
 from leaselib.stores._base import DEFAULT_TIMEOUT_S, Store
-from leaselib.stores._redis_codec import Keys, read_epoch, read_record, script
+from leaselib.stores._redis_codec import Keys, read_record, script
 
 if TYPE_CHECKING:
     from leaselib.stores._redis_net import Command, Deadline
@@ -111,7 +111,7 @@ class RedisStore(Store):
         self._calls = itertools.count(1)
         self._sent: set[str] = set()  # scripts whose text was sent; adding to a set is safe from any thread
         self._lock = threading.Lock()
-        self._epoch: str | None = None  # the newest that was met
+        self._epoch = ""  # Cluster mode: the newest that was met
         self._job_epochs: dict[str, str] = {}  # Cluster mode
         self._registered: set[str] = set()  # Cluster mode: jobs that this process added to the set of jobs
         self._pid = os.getpid()
@@ -223,7 +223,6 @@ class RedisStore(Store):
         outcome, now, epoch, wait, record, checkpoint, past, interrupted = answer
         try:
             kept = None if record is None else read_record(request.job, record, checkpoint, past)
-            own = read_epoch(epoch) if epoch else None
         except ValueError as error:
             raise _malformed(request.job, str(error)) from error
         known: Outcome = outcome.decode()
@@ -231,7 +230,7 @@ class RedisStore(Store):
             outcome=known,
             token=request.token,
             now_ms=int(now),
-            epoch=self._heard_epoch(request.job, own),
+            epoch=self._heard_epoch(request.job, epoch.decode()),
             record=kept,
             wait_ms=int(wait),
             interrupted=tuple(int(slot) for slot in interrupted),
@@ -324,14 +323,7 @@ class RedisStore(Store):
 
     def _ping(self, deadline: Deadline) -> Pong:
         (now, raw), _ = self._call("ping", [self._keys.epoch], (_random.SYSTEM.token(),), deadline)
-        try:
-            epoch = read_epoch(raw)
-        except ValueError as error:
-            raise StoreError(
-                f"{self._target.shown}: the key {self._keys.epoch} is malformed ({error}); remove it, and see who "
-                f"wrote it"
-            ) from error
-        return Pong(from_ms(int(now)), self._heard_epoch(None, epoch))
+        return Pong(from_ms(int(now)), self._heard_epoch(None, raw.decode()))
 
     def _record(self, job: str, slot_ms: int, fields: list[Any]) -> Record:
         try:
@@ -344,33 +336,29 @@ class RedisStore(Store):
 
     # ---- epochs --------------------------------------------------------------------------------------------------
 
-    def _heard_epoch(self, job: str | None, epoch: str | None) -> str:
-        """What to report as the store's epoch, having met this one.
+    def _heard_epoch(self, job: str | None, epoch: str) -> str:
+        """What to report as the store's epoch, having met this one: the job's, or the namespace's if that is None.
 
         On a server of its own: the namespace's. In a cluster each node can lose its data alone, so each job has an
         epoch of its own too, and a job's that changed counts as a new epoch of the store: the newest met is reported.
         """
+        if not self._cluster:
+            return epoch
         with self._lock:
-            if not self._cluster:
+            new = True
+            if job is not None:  # its own epoch says nothing by itself, only that it isn't what it was
+                new = bool(epoch) and self._job_epochs.get(job, epoch) != epoch
+                if epoch:  # a job that never started has none
+                    self._job_epochs[job] = epoch
+            if new and (not self._epoch or epoch_ms(epoch) > epoch_ms(self._epoch)):
                 self._epoch = epoch
-            elif job is None:
-                if self._epoch is None or epoch_ms(epoch or "") > epoch_ms(self._epoch):
-                    self._epoch = epoch
-                    self._registered.clear()  # the set of jobs may be gone as well
-            elif epoch is not None:
-                known = self._job_epochs.get(job, epoch)
-                self._job_epochs[job] = epoch
-                if known != epoch and epoch_ms(epoch) > epoch_ms(self._epoch or "0-"):
-                    self._epoch = epoch
-                    self._registered.clear()
-            if self._epoch is None:  # pragma: no cover
-                raise AssertionError("every claim learns the epoch first")
+                self._registered.clear()  # the set of jobs may be gone as well
             return self._epoch
 
     def _learn_epoch(self, deadline: Deadline) -> None:
         """Cluster mode: a claim's own node may not know the namespace's epoch. Asked for once in a process's life."""
         with self._lock:
-            known = self._epoch is not None
+            known = self._epoch
         if not known:
             self._ping(deadline)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 from urllib.parse import quote
@@ -17,7 +16,6 @@ from urllib.parse import quote
 from leaselib._model import PastAttempt, Reason, Record, Status, from_ms
 from leaselib.stores import _assets
 
-_EPOCH = re.compile(r"\d{1,15}-[0-9a-f]{1,64}")
 _EXACT = 2**53
 """Whole numbers up to here are exact in the server's scripts."""
 
@@ -71,18 +69,6 @@ class Keys:
 def _quoted(name: str) -> str:
     """Percent-encoded. A name that can't exist, with a lone surrogate, makes a key that doesn't exist."""
     return quote(name, safe="", errors="surrogatepass")
-
-
-def read_epoch(raw: Any) -> str:
-    """An epoch as the server holds it.
-
-    Raises:
-        ValueError: it isn't one.
-    """
-    epoch = _text(raw)
-    if not _EPOCH.fullmatch(epoch):
-        raise ValueError(f"{epoch[:40]!r} is no epoch")
-    return epoch
 
 
 def read_record(job: str, raw: Any, checkpoint: Any, past: Any) -> Record:

@@ -252,7 +252,7 @@ def _slots(answer: Any, asked: Address) -> dict[int, Address]:
     """The answer to CLUSTER SLOTS: [first, last, [host, port, ...] of the primary, of replicas...], ..."""
     try:
         return {
-            slot: (primary[0].decode() if primary[0] else asked[0], int(primary[1]))
+            slot: (primary[0].decode() if primary[0] not in (None, b"", b"?") else asked[0], int(primary[1]))
             for first, last, primary, *_ in answer
             for slot in range(first, last + 1)
         }

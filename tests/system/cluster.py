@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -180,12 +181,16 @@ class Instance:
         return at
 
     def freeze(self) -> float:
-        """SIGSTOP, until every thread of it stands still; returns when."""
-        self.popen.send_signal(signal.SIGSTOP)
-        self._cluster.until(
-            lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it is stopped"
-        )
-        return time.monotonic()
+        """SIGSTOP, until every thread of it stands still; returns when.
+
+        Never in the middle of a SQLite transaction, which would freeze the store for everybody.
+        """
+        while True:
+            self.popen.send_signal(signal.SIGSTOP)
+            self._cluster.until(lambda: state_of(self.pid) == "T", "it is stopped")
+            if self._cluster.store_is_free():
+                return time.monotonic()
+            self.thaw()
 
     def thaw(self) -> float:
         """SIGCONT; returns when."""
@@ -244,6 +249,18 @@ class Cluster:
     def file(self) -> str | None:
         """The path of the store's file, if it is one."""
         return self.url.partition(":///")[2] if self.url.startswith("sqlite") else None
+
+    def store_is_free(self) -> bool:
+        """Whether nobody stopped inside a transaction."""
+        if self.file is None:
+            return True  # a server ends what it was sent, whatever becomes of the sender
+        try:
+            with contextlib.closing(sqlite3.connect(self.file, timeout=0.1, isolation_level=None)) as database:
+                database.execute("BEGIN IMMEDIATE")
+                database.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return False
+        return True
 
     def at(self, slot_ms: int) -> float:
         """When a slot is due, on the monotonic clock."""
@@ -424,10 +441,15 @@ def assert_all_started(facts: list[Fact], job: str, slots_ms: list[int]) -> None
     assert len(missing) <= len(slots_ms) / 3, f"{job}: {len(missing)} of {len(slots_ms)} slots were skipped"
 
 
+def state_of(pid: int) -> str:
+    """A process's state as the system shows it: `T` is stopped, `Z` has ended, unwaited-for."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def gone(pid: int) -> bool:
     """Whether a process that is no child of ours has ended (one that nobody waited for has, too)."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return state_of(pid) == "Z"
     except OSError:
         return True
 

@@ -179,9 +179,10 @@ def test_another_type_of_value_stops_only_its_own_job(server: RedisServer, store
     slot = due(store)
     win(store, slot, "fine")
     run = win(store, slot)
+    store.finish(JOB, slot, run.token, "success")
     key = getattr(KEYS, which)(JOB)
     server.client().set(key, "mine")
-    for name in ("claim", "new claim", "runs"):
+    for name in ("new claim", "runs") if which == "slots" else ("claim", "new claim", "heartbeat", "get", "purge"):
         with pytest.raises(StoreError, match="another type of value") as caught:
             every_operation(store, run)[name]()
         assert (caught.value.job, caught.value.transient) == (JOB, False)
@@ -196,16 +197,22 @@ def test_a_key_of_the_namespace_with_another_type_of_value_stops_the_namespace(
 ) -> None:
     """The epoch or the set of jobs: nothing is written, the error names the key and no job."""
     slot = due(store)
-    for key, value in ((KEYS.epoch, "hash"), (KEYS.jobs, "string"), (KEYS.epoch, "rubbish")):
+    for key, value in (
+        (KEYS.epoch, None),
+        (KEYS.jobs, "rubbish"),
+        *((KEYS.epoch, text) for text in ("", "x", "1-", "-a")),
+    ):
         server.client().flushall()
-        if value == "hash":
+        if value is None:
             server.client().hset(key, "a", "b")
         else:
-            server.client().set(key, "rubbish")
+            server.client().set(key, value)
         before = server.contents()
-        with pytest.raises(StoreError, match=re.escape(key) if value != "rubbish" else "epoch") as caught:
-            claim(store, slot) if key == KEYS.jobs or value == "hash" else store.ping()
-        assert not caught.value.transient
+        calls: list[Callable[[], Any]] = [lambda: claim(store, slot), store.jobs if key == KEYS.jobs else store.ping]
+        for call in calls:
+            with pytest.raises(StoreError, match=re.escape(key)) as caught:
+                call()
+            assert (caught.value.job, caught.value.transient) == (None, False)
         assert server.contents() == before
 
 
@@ -223,10 +230,10 @@ def test_a_newer_layout_is_left_alone_and_named(server: RedisServer, store: Redi
 
 
 def test_an_evicted_index_is_noticed_and_a_forced_purge_mends_the_job(server: RedisServer, store: RedisStore) -> None:
-    """A server that evicts keys may drop one of a job's two: no claim is decided without it."""
+    """A server that evicts keys may drop one of a job's two: no run is started without it."""
     slot = due(store)
     store.finish(JOB, slot, win(store, slot).token, "success")
-    win(store, slot + timedelta(milliseconds=1))
+    die(store, slot + timedelta(milliseconds=1))
     server.client().delete(KEYS.slots(JOB))
     with pytest.raises(StoreError, match=r"lost entries .*evict") as caught:
         claim(store, slot + timedelta(milliseconds=2))

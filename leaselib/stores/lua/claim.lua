@@ -8,126 +8,144 @@
 --   [10] the slots that were marked interrupted, an array
 
 local LATE_TOLERANCE, EARLY, TRIM_MARGIN, TRIM_BATCH = 10000, 1000, 60000, 16
+local RUNS, SLOTS, JOBS, EPOCH = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
+-- Few tables rather than many locals: each function below pays for every local of the script that it uses.
 local now = clock()
-local horizon = now + EARLY -- slots after this are in the server's future
-local slot, token, lease = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[6])
-local skip, keep, takeover_of = ARGV[8] == 'skip', tonumber(ARGV[10]), tonumber(ARGV[13])
-local runs_key, slots_key, jobs_key, epoch_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local ask = {
+  slot = tonumber(ARGV[3]),
+  field = text(tonumber(ARGV[3])),
+  token = ARGV[4],
+  lease = tonumber(ARGV[6]),
+  skip = ARGV[8] == 'skip',
+  takeover_of = tonumber(ARGV[13]), -- nil for a new run
+}
 
 -- Read. Nothing is written before all of it was found sound. ------------------------------------------------------
 
-local got = redis.call('HMGET', runs_key, 'version', 'fence', 'floor', 'count', 'running', 'epoch', text(slot),
-  text(slot) .. ':checkpoint', text(slot) .. ':past')
+local got = redis.call('HMGET', RUNS, 'version', 'fence', 'floor', 'count', 'running', 'epoch', ask.field,
+  ask.field .. ':checkpoint', ask.field .. ':past')
 check_version(got[1])
-local fence = number_field(got[2], 'fence', 0, LARGEST) or 0
-local floor = number_field(got[3], 'floor', FIRST_MS, LAST_MS)
-local count = number_field(got[4], 'count', 0, LARGEST) or 0
-local running = running_slots(got[5])
-local epoch = got[6]
-local run = got[7] and decode(got[7], slot) or nil
-local checkpoint, past = got[8], got[9]
-
-local dirty = {} -- records to write, by slot
+local job = {
+  fence = number_field(got[2], 'fence', 0, LARGEST) or 0,
+  floor = number_field(got[3], 'floor', FIRST_MS, LAST_MS),
+  count = number_field(got[4], 'count', 0, LARGEST) or 0,
+  running = running_slots(got[5]),
+  epoch = got[6], -- false if there is none
+  run = got[7] and decode(got[7], ask.slot) or nil,
+  checkpoint = got[8],
+  past = got[9],
+  others = {}, -- every other run whose status is running, oldest slot first
+  -- what is to be written: records by slot, other fields of the hash, and the slots that go
+  dirty = {},
+  writes = {},
+  dropped = {},
+  interrupted = {},
+  failure = nil, -- the answer, if a key of the namespace can't be used
+}
 
 -- A lease end further away than the run's own lease: the server's clock was set back. It is brought down.
-local function clamp(record)
-  if not record.released and record.lease_end > now + record.lease then
-    record.lease_end = now + record.lease
-    dirty[record.slot] = record
+local function clamp(run)
+  if run.status == 'running' and not run.released and run.lease_end > now + run.lease then
+    run.lease_end = now + run.lease
+    job.dirty[run.slot] = run
   end
 end
 
-local others, listed = {}, false -- every other run whose status is running, oldest slot first
-for _, other in ipairs(running) do
-  if other == slot then
+local listed = false
+for _, slot in ipairs(job.running) do
+  if slot == ask.slot then
     listed = true
   else
-    local json = redis.call('HGET', runs_key, text(other))
-    local record = json and decode(json, other)
-    if not record or record.status ~= 'running' then
-      malformed('its field running names slot ' .. text(other) .. ', which is not running')
+    local json = redis.call('HGET', RUNS, text(slot))
+    local other = json and decode(json, slot)
+    if not other or other.status ~= 'running' then
+      malformed('its field running names slot ' .. text(slot) .. ', which is not running')
     else
-      clamp(record)
-      others[#others + 1] = record
+      clamp(other)
+      job.others[#job.others + 1] = other
     end
   end
 end
-if run and (run.status == 'running') ~= listed then
-  malformed('its field running and the record of slot ' .. text(slot) .. ' disagree')
+if job.run then
+  if (job.run.status == 'running') ~= listed then
+    malformed('its field running and the record of slot ' .. ask.field .. ' disagree')
+  end
+  clamp(job.run)
 end
-if run and run.status == 'running' then
-  clamp(run)
+if job.epoch and not string.match(job.epoch, EPOCH_FORM) then
+  malformed('its field epoch is none')
 end
 if problem then
   return refusal()
 end
-
-local failure -- the answer, if a key of the namespace can't be used
-if epoch_key then
-  epoch = redis.pcall('GET', epoch_key)
-  failure = failed(epoch, epoch_key)
-  if failure then
-    return failure
+if EPOCH then
+  job.epoch = redis.pcall('GET', EPOCH)
+  job.failure = no_epoch(job.epoch, EPOCH)
+  if job.failure then
+    return job.failure
   end
 end
-local fresh_epoch = text(now) .. '-' .. ARGV[14]
 
 -- Decide. --------------------------------------------------------------------------------------------------------
 
-local writes, interrupted, dropped, running_changed, new_job = {}, {}, {}, false, false
-
 local function write(field, value)
-  writes[#writes + 1] = field
-  writes[#writes + 1] = value
+  job.writes[#job.writes + 1] = field
+  job.writes[#job.writes + 1] = value
+end
+
+local function set_running(slot, present)
+  job.running, job.running_changed = changed(job.running, slot, present), true
 end
 
 -- Rule 5: the newest other run that has a live lease.
 local function in_the_way()
-  for i = #others, 1, -1 do
-    if live(others[i], now) then
-      return others[i]
+  for i = #job.others, 1, -1 do
+    if live(job.others[i], now) then
+      return job.others[i]
     end
   end
 end
 
 -- Rule 3: whether a newer run, not in the server's future, has started; it may be trimmed by now.
 local function newer_started()
-  local newest = redis.call('ZREVRANGEBYSCORE', slots_key, text(horizon), '-inf', 'LIMIT', 0, 1)[1]
-  newest = number_field(newest, slots_key, FIRST_MS, LAST_MS)
-  return (newest and newest > slot) or (floor and slot < floor and floor <= horizon)
+  local horizon = now + EARLY
+  local newest = redis.call('ZREVRANGEBYSCORE', SLOTS, text(horizon), '-inf', 'LIMIT', 0, 1)[1]
+  newest = number_field(newest, SLOTS, FIRST_MS, LAST_MS)
+  return (newest and newest > ask.slot) or (job.floor and ask.slot < job.floor and job.floor <= horizon)
 end
 
-local function interrupt(record, why)
-  record.status, record.ended, record.error = 'interrupted', now, why
-  dirty[record.slot] = record
-  running, running_changed = changed(running, record.slot, false), true
+local function interrupt(run, why)
+  run.status, run.ended, run.error = 'interrupted', now, why
+  job.dirty[run.slot] = run
+  set_running(run.slot, false)
 end
 
 -- Which ended runs go: the oldest beyond history_size, a bounded number, none that a claim could still ask for.
 local function trim()
-  local limit = math.min(TRIM_BATCH, count - #running - tonumber(ARGV[11]))
+  local limit = math.min(TRIM_BATCH, job.count - #job.running - tonumber(ARGV[11]))
   if limit <= 0 then
     return
   end
-  local before = now - keep - LATE_TOLERANCE - TRIM_MARGIN
-  local oldest = redis.call('ZRANGEBYSCORE', slots_key, '-inf', '(' .. text(before), 'LIMIT', 0, limit + #running)
+  local before = now - tonumber(ARGV[10]) - LATE_TOLERANCE - TRIM_MARGIN
+  local oldest = redis.call('ZRANGEBYSCORE', SLOTS, '-inf', '(' .. text(before), 'LIMIT', 0, limit + #job.running)
   local is_running = {}
-  for _, other in ipairs(running) do
-    is_running[text(other)] = true
+  for _, slot in ipairs(job.running) do
+    is_running[text(slot)] = true
   end
   for _, old in ipairs(oldest) do
-    if not is_running[old] and #dropped < limit then
-      dropped[#dropped + 1] = old
-      floor = math.max(floor or FIRST_MS, number_field(old, slots_key, FIRST_MS, LAST_MS) or FIRST_MS)
-      count = count - redis.call('HEXISTS', runs_key, old)
+    if not is_running[old] and #job.dropped < limit then
+      job.dropped[#job.dropped + 1] = old
+      job.floor = math.max(job.floor or FIRST_MS, number_field(old, SLOTS, FIRST_MS, LAST_MS) or FIRST_MS)
+      job.count = job.count - redis.call('HEXISTS', RUNS, old)
     end
   end
 end
 
-local function log_past()
+-- The attempt that is over joins the log of the run's past ones.
+local function log_past(run)
   local lines = {}
-  for line in string.gmatch(past or '', '[^\n]+') do
+  for line in string.gmatch(job.past or '', '[^\n]+') do
     lines[#lines + 1] = line
   end
   lines[#lines + 1] = string.format('[%.0f,%s,%.0f,%.0f,"%s"]', run.attempt, cjson.encode(run.runner), run.started,
@@ -135,79 +153,83 @@ local function log_past()
   while #lines > LOG_ENTRIES do
     table.remove(lines, 1)
   end
-  past = table.concat(lines, '\n')
-  write(text(slot) .. ':past', past)
+  job.past = table.concat(lines, '\n')
+  write(ask.field .. ':past', job.past)
 end
 
-local function start()
-  local first = not run
-  if redis.call('ZCARD', slots_key) < count then
-    malformed('the index of its slots, ' .. slots_key .. ', has lost entries (does this server evict keys?)')
-  end
-  if first and jobs_key then
-    local listed = redis.pcall('SISMEMBER', jobs_key, ARGV[2])
-    failure, new_job = failed(listed, jobs_key), listed == 0
-  end
-  if first then
-    trim()
-    count = count + 1
-    checkpoint, past = false, false
-  else
-    log_past()
-  end
-  fence = math.max(fence + 1, now) -- grows also after the server has lost the last one
-  run = {
-    slot = slot,
-    status = 'running',
-    attempt = first and 1 or run.attempt + 1,
-    handovers = first and 0 or run.handovers,
-    token = token,
-    runner = ARGV[5],
-    fence = fence,
-    lease = lease,
-    lease_end = now + lease,
-    released = false,
-    reason = first and ARGV[12] or (run.released and 'hand-over' or 'takeover'),
-    started = now,
-  }
-  dirty[slot] = run
-  running, running_changed = changed(running, slot, true), true
-  -- Rule 3: a new run ends every older one that is dead. Under skip any start ends every dead run: one that isn't
-  -- older lies in the future of a clock that was set back, and its runner could otherwise renew beside this one.
-  for _, other in ipairs(others) do
-    if not live(other, now) and (skip or (first and other.slot < slot)) then
-      interrupted[#interrupted + 1] = text(other.slot)
+-- Rule 3: a new run ends every older one that is dead. Under skip any start ends every dead run: one that isn't older
+-- lies in the future of a clock that was set back, and its runner could otherwise renew beside this one.
+local function end_dead_ones(first)
+  for _, other in ipairs(job.others) do
+    if not live(other, now) and (ask.skip or (first and other.slot < ask.slot)) then
+      job.interrupted[#job.interrupted + 1] = text(other.slot)
       interrupt(other, 'superseded')
     end
   end
+end
+
+local function start()
+  local before = job.run
+  if redis.call('ZCARD', SLOTS) < job.count then
+    malformed('the index of its slots, ' .. SLOTS .. ', has lost entries (does this server evict keys?)')
+  end
+  if before then
+    log_past(before)
+  else
+    if JOBS then
+      local known = redis.pcall('SISMEMBER', JOBS, ARGV[2])
+      job.failure, job.is_new = failed(known, JOBS), known == 0
+    end
+    trim()
+    job.count, job.first = job.count + 1, true
+    job.checkpoint, job.past = false, false
+  end
+  job.fence = math.max(job.fence + 1, now) -- grows also after the server has lost the last one
+  job.run = {
+    slot = ask.slot,
+    status = 'running',
+    attempt = before and before.attempt + 1 or 1,
+    handovers = before and before.handovers or 0,
+    token = ask.token,
+    runner = ARGV[5],
+    fence = job.fence,
+    lease = ask.lease,
+    lease_end = now + ask.lease,
+    released = false,
+    reason = not before and ARGV[12] or (before.released and 'hand-over' or 'takeover'),
+    started = now,
+  }
+  job.dirty[ask.slot] = job.run
+  set_running(ask.slot, true)
+  end_dead_ones(job.first)
   write('version', VERSION)
-  write('fence', text(fence))
-  write('count', text(count))
-  if floor then
-    write('floor', text(floor))
+  write('fence', text(job.fence))
+  write('count', text(job.count))
+  if job.floor then
+    write('floor', text(job.floor))
   end
-  if not epoch and not epoch_key then
-    epoch = fresh_epoch
-    write('epoch', epoch)
+  if not EPOCH and not job.epoch then
+    job.epoch = text(now) .. '-' .. ARGV[14]
+    write('epoch', job.epoch)
   end
-  return 'won', run, first
+  return 'won', job.run
 end
 
 -- A run with no state.
 local function claim_new()
-  if takeover_of then
+  if ask.takeover_of then
     return 'gone'
   end
-  if slot > horizon then
+  if ask.slot > now + EARLY then
     return 'early'
   end
-  if floor and slot <= floor then -- its state may have been trimmed, so it may have run already
-    return skip and 'superseded' or 'late'
+  if job.floor and ask.slot <= job.floor then -- its state may have been trimmed, so it may have run already
+    return ask.skip and 'superseded' or 'late'
   end
-  if now - slot > tonumber(ARGV[9]) + LATE_TOLERANCE then -- rule 6
+  if now - ask.slot > tonumber(ARGV[9]) + LATE_TOLERANCE then -- rule 6
     return 'late'
   end
-  if skip then
+  if ask.skip then
     local other = in_the_way() -- rule 5
     if other then
       return 'overlap', other
@@ -219,23 +241,23 @@ local function claim_new()
   return start() -- rule 1
 end
 
-local function claim_existing()
+local function claim_existing(run)
   if run.status ~= 'running' then
     return 'finished', run
   end
-  if run.token == token then
+  if run.token == ask.token then
     if run.released then -- sent again after the release: nobody listens, and rule 2 forbids a renewal
       return 'running', run
     end
     -- The answer to an earlier send was lost. A write, so that WAIT covers it too.
     run.lease_end = now + run.lease
-    dirty[slot] = run
+    job.dirty[ask.slot] = run
     return 'won', run
   end
   if live(run, now) then
     return 'running', run
   end
-  if takeover_of and takeover_of ~= run.attempt then
+  if ask.takeover_of and ask.takeover_of ~= run.attempt then
     return 'gone', run
   end
   if newer_started() then -- rule 3
@@ -246,58 +268,58 @@ local function claim_existing()
     interrupt(run, 'max_attempts')
     return 'interrupted', run
   end
-  if not takeover_of and run.attempt > 1 then
+  if not ask.takeover_of and run.attempt > 1 then
     -- This may be a late copy of the claim that started an attempt before the latest: one token, one attempt. A backup
     -- names the attempt that it saw, so this sender becomes one.
     return 'running', run
   end
-  local other = skip and in_the_way() -- rule 5
+  local other = ask.skip and in_the_way() -- rule 5
   if other then
     return 'overlap', other
   end
   return start() -- rule 3: the next attempt
 end
 
-local outcome, shown, first
-if run then
-  outcome, shown, first = claim_existing()
+local outcome, shown
+if job.run then
+  outcome, shown = claim_existing(job.run)
 else
-  outcome, shown, first = claim_new()
+  outcome, shown = claim_new()
 end
-if failure or problem then
-  return failure or refusal()
+if job.failure or problem then
+  return job.failure or refusal()
 end
-if shown and shown.slot ~= slot then
-  local more = redis.call('HMGET', runs_key, text(shown.slot) .. ':checkpoint', text(shown.slot) .. ':past')
-  checkpoint, past = more[1], more[2]
+if shown and shown.slot ~= ask.slot then
+  local more = redis.call('HMGET', RUNS, text(shown.slot) .. ':checkpoint', text(shown.slot) .. ':past')
+  job.checkpoint, job.past = more[1], more[2]
 end
 
 -- Write. The first command is one that a full server refuses, so that it refuses the whole. ------------------------
 
-if epoch_key and not epoch then
-  epoch = fresh_epoch
-  redis.call('SET', epoch_key, epoch)
+if EPOCH and not job.epoch then
+  job.epoch = text(now) .. '-' .. ARGV[14]
+  redis.call('SET', EPOCH, job.epoch)
 end
-if first then
-  redis.call('ZADD', slots_key, text(slot), text(slot))
+if job.first then
+  redis.call('ZADD', SLOTS, ask.field, ask.field)
 end
-if running_changed then
-  write('running', joined(running))
+if job.running_changed then
+  write('running', joined(job.running))
 end
-for _, record in pairs(dirty) do
-  write(text(record.slot), encode(record))
+for slot, record in pairs(job.dirty) do
+  write(text(slot), encode(record))
 end
-for from = 1, #writes, 4000 do -- unpack takes no more than about 8000
-  redis.call('HSET', runs_key, unpack(writes, from, math.min(from + 3999, #writes)))
+for from = 1, #job.writes, 4000 do -- unpack takes no more than about 8000
+  redis.call('HSET', RUNS, unpack(job.writes, from, math.min(from + 3999, #job.writes)))
 end
-for _, old in ipairs(dropped) do
-  redis.call('HDEL', runs_key, old, old .. ':checkpoint', old .. ':past')
-  redis.call('ZREM', slots_key, old)
+for _, old in ipairs(job.dropped) do
+  redis.call('HDEL', RUNS, old, old .. ':checkpoint', old .. ':past')
+  redis.call('ZREM', SLOTS, old)
 end
-if new_job then
-  redis.call('SADD', jobs_key, ARGV[2])
+if job.is_new then
+  redis.call('SADD', JOBS, ARGV[2])
 end
 
-local wait = outcome == 'early' and slot - now or 0
-return answer(outcome, text(now), epoch or '', text(wait), shown and encode(shown) or false, checkpoint, past,
-  interrupted)
+local wait = outcome == 'early' and ask.slot - now or 0
+return answer(outcome, text(now), job.epoch or '', text(wait), shown and encode(shown) or false, job.checkpoint,
+  job.past, job.interrupted)

@@ -192,3 +192,13 @@ local function failed(reply, key)
   end
   return reply
 end
+
+-- The same for the namespace's epoch, which must be one: `<milliseconds>-<hex digits>`.
+local EPOCH_FORM = '^%d+%-%x+$'
+
+local function no_epoch(reply, key)
+  if reply and type(reply) == 'string' and not string.match(reply, EPOCH_FORM) then
+    return { ARGV[1], 'broken', 'the key ' .. key .. ' holds no epoch' }
+  end
+  return failed(reply, key)
+end

@@ -6,7 +6,7 @@
 
 local now = clock()
 local epoch = redis.pcall('GET', KEYS[1])
-local failure = failed(epoch, KEYS[1])
+local failure = no_epoch(epoch, KEYS[1])
 if failure then
   return failure
 end

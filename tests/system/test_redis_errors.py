@@ -1,0 +1,176 @@
+"""Each error of a server and of the driver, worded with and without a script around it: worth a retry or not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+import redis
+from fix_servers_redis import RedisServer
+from redis import exceptions
+from redis.crc import key_slot
+
+from leaselib import _threads
+from leaselib.errors import StoreError
+from leaselib.stores import _redis_net
+from leaselib.stores._redis import RedisStore
+from leaselib.stores._redis_codec import Keys
+from leaselib.stores._redis_errors import TRANSIENT, code, to_store_error
+
+SLOT = datetime(2026, 1, 1, tzinfo=timezone.utc)
+SHOWN = "redis://h:6379/0"
+OLD_WRAP = "ERR Error running script (call to f_0123): @user_script:90: @user_script: 90: -{} words"
+NEW_WRAP = "{} words script: 0123, on @user_script:90."
+
+
+@pytest.mark.parametrize("word", sorted(TRANSIENT))
+@pytest.mark.parametrize("form", ["{} words", OLD_WRAP, NEW_WRAP, "-{} words"])
+def test_each_transient_code_is_found_in_each_wording(word: str, form: str) -> None:
+    """Bare, and as old and new servers wrap what a script's command said."""
+    error = to_store_error(redis.ResponseError(form.format(word)), SHOWN, "job")
+    assert error.transient
+    assert error.job is None
+    assert word in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "transient", "says"),
+    [
+        (redis.ConnectionError("Connection closed by server."), True, "connection to redis://h:6379/0 failed"),
+        (redis.ConnectionError("max number of clients reached"), True, "max number of clients"),
+        (redis.TimeoutError("Timeout reading from socket"), True, "did not answer in time"),
+        (TimeoutError("time is up"), True, "did not answer in time"),
+        (ConnectionResetError(104, "reset"), True, "failed"),
+        (socket.gaierror(-2, "Name or service not known"), True, "failed"),
+        (exceptions.BusyLoadingError("Redis is loading the dataset in memory"), True, "loading"),
+        (exceptions.InvalidResponse("Protocol error"), True, "failed"),
+        (exceptions.ReadOnlyError("You can't write against a read only replica."), True, "READONLY"),
+        (exceptions.OutOfMemoryError("command not allowed"), True, "OOM"),
+        (exceptions.MasterDownError("Link with MASTER is down"), True, "MASTERDOWN"),
+        (exceptions.ClusterDownError("The cluster is down"), True, "CLUSTERDOWN"),
+        (exceptions.TryAgainError("Multiple keys request during rehashing of slot"), True, "TRYAGAIN"),
+        (exceptions.AuthenticationError("invalid username-password pair"), False, "refused the user or the password"),
+        (exceptions.AuthorizationError("no"), False, "refused the user or the password"),
+        (redis.ResponseError("NOAUTH Authentication required."), False, "asks for a user and a password"),
+        (
+            exceptions.NoPermissionError("this user has no permissions to run the 'evalsha' command"),
+            False,
+            "ACL SETUSER",
+        ),
+        (redis.ResponseError("The user executing the script can't run this command"), False, "ACL SETUSER"),
+        (redis.ResponseError("ACL failure in script: User u has no permissions to run 'zrem'"), False, "ACL SETUSER"),
+        (redis.ResponseError("DB index is out of range"), False, "no such database"),
+        (redis.ResponseError("ERR unknown command 'EVALSHA'"), False, "could not carry out"),
+        (redis.ResponseError("ERR BUSYKEY or OOMS are no codes"), False, "could not carry out"),
+    ],
+)
+def test_each_error_is_worth_a_retry_or_not(error: Exception, transient: bool, says: str) -> None:
+    """Authentication comes first: the driver counts it among the connection's errors."""
+    found = to_store_error(error, SHOWN, "job")
+    assert (found.transient, found.job) == (transient, None)
+    assert says in str(found)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "WRONGTYPE Operation against a key",
+        "ERR Error running script (call to f_0): @user_script:9: -WRONGTYPE Operation against a key",
+        "WRONGTYPE Operation against a key holding the wrong kind of value script: 0, on @user_script:9.",
+    ],
+)
+def test_another_type_of_value_is_the_jobs_own_trouble(message: str) -> None:
+    """Permanent, and it names the job."""
+    found = to_store_error(redis.ResponseError(message), SHOWN, "job")
+    assert (found.transient, found.job) == (False, "job")
+
+
+def test_a_message_of_the_server_is_one_short_line() -> None:
+    """Whatever it holds."""
+    found = to_store_error(redis.ResponseError("ERR \x1b[2J\r\n" + "x" * 10_000), SHOWN)
+    assert len(str(found)) < 500
+    assert str(found).isprintable()
+
+
+def test_codes_that_routes_act_on_are_found_whatever_the_driver_knows() -> None:
+    """Newer drivers have classes for them and cut the word off; older ones leave it in the message."""
+    for word, kind, cut in (
+        ("NOSCRIPT", exceptions.NoScriptError, "No matching script."),
+        ("MOVED", exceptions.MovedError, "3999 127.0.0.1:6381"),
+        ("ASK", exceptions.AskError, "3999 127.0.0.1:6381"),
+        ("READONLY", exceptions.ReadOnlyError, "You can't write"),
+    ):
+        assert code(kind(cut)) == word
+        assert code(redis.ResponseError(f"{word} {cut}")) == word
+
+
+def test_a_key_that_the_cluster_would_split_is_never_made() -> None:
+    """Both keys of a job have the hash slot of its tag, for any name; the tag is never empty."""
+    for name in ("{", "}", "{}", "}{", "{a}{b}", "a", "*", "é", "💥" * 200):
+        for namespace in ("default", "{", "}", "a:b"):
+            keys = Keys(namespace)
+            assert key_slot(keys.runs(name).encode()) == key_slot(keys.slots(name).encode())
+            assert keys.runs(name).count("{") == keys.runs(name).count("}") == 1
+    assert len({Keys(a).runs(b) for a, b in (("a", "b:c"), ("a:b", "c"), ("a%3Ab", "c"), ("a", "b%3Ac"))}) == 4
+
+
+@pytest.mark.system
+def test_an_interrupted_call_leaves_no_connection_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between a request and its answer: that connection is never used again."""
+    with RedisServer() as server:
+        store = RedisStore(server.url())
+        store.ping()
+        real = _redis_net.Connection.read_response
+
+        def interrupt(self: Any, *args: Any, **options: Any) -> Any:
+            monkeypatch.setattr(_redis_net.Connection, "read_response", real)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(_redis_net.Connection, "read_response", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.get("job", SLOT)
+        assert store._route.counts() == (0, 0)
+        assert store.get("job", SLOT) is None
+        store.close()
+
+
+@pytest.mark.system
+def test_names_are_looked_up_also_when_no_thread_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the interpreter ends: a heartbeat that needs a new connection still gets one."""
+
+    def refuse(name: str, target: Any) -> threading.Thread:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_threads, "spawn", refuse)
+    with RedisServer() as server:
+        store = RedisStore(f"redis://localhost:{server.port}")
+        assert store.ping()
+        store.close()
+
+
+@pytest.mark.system
+def test_a_cluster_that_passes_a_call_round_and_round_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that disagree about a slot: an error after a few hops, not a loop; and a list of slots that is none."""
+    store = RedisStore("redis+cluster://127.0.0.1:7000")
+    hops: list[Any] = []
+
+    def send_on(address: Any, commands: Any, deadline: Any, *, urgent: bool) -> list[Any]:
+        if commands[0][0] == "CLUSTER":
+            return [[[0, 16383, [b"127.0.0.1", 7000, b"id"]]]]
+        hops.append(address)
+        return [redis.ResponseError(f"MOVED 1 127.0.0.1:{7000 + len(hops) % 2}")]
+
+    monkeypatch.setattr(store._route._nodes, "exchange", send_on)  # type: ignore[attr-defined]
+    with pytest.raises(StoreError, match="passed the call on 5 times") as caught:
+        store.ping()
+    assert caught.value.transient
+    assert len(hops) == 5
+    for rubbish in ([[0, 16383]], [[0, 16383, []]], [5], b"OK", [["a", "b", [b"h", 1]]], [[0, 16383, [b"h", b"port"]]]):
+        other = RedisStore("redis+cluster://127.0.0.1:7000")
+        monkeypatch.setattr(other._route._nodes, "exchange", lambda *a, r=rubbish, **o: [r])  # type: ignore[attr-defined]
+        with pytest.raises(StoreError, match="none of the 1 nodes") as caught:
+            other.ping()
+        assert caught.value.transient
