@@ -438,7 +438,7 @@ def assert_all_started(facts: list[Fact], job: str, slots_ms: list[int]) -> None
     missing = [slot for slot in slots_ms if slot not in started]
     assert slots_ms, "the test looked at no slot"
     assert skipped.issuperset(missing), f"{job}: neither start nor skip of {sorted(set(missing) - skipped)}"
-    assert len(missing) <= len(slots_ms) / 3, f"{job}: {len(missing)} of {len(slots_ms)} slots were skipped"
+    assert len(missing) <= max(2, len(slots_ms) / 3), f"{job}: {len(missing)} of {len(slots_ms)} slots were skipped"
 
 
 def state_of(pid: int) -> str:
