@@ -98,6 +98,12 @@ class Connections:
         self._generation = 0
         _register(self)
 
+    def __del__(self) -> None:
+        """A store that nobody closed leaves no open connections behind, nor warnings about them."""
+        if self.pid == os.getpid():
+            for connection in self._idle:
+                connection.raw.close()
+
     def in_child(self) -> Connections:
         """The pool of a forked child, in place of this one, which was its parent's.
 
