@@ -245,6 +245,8 @@ class Failed:
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-TRACE_LENGTH:]
         except BaseException:  # noqa: BLE001  a __str__ or __repr__ that raises
             trace = describe(error)
+        # Whoever else may hold the exception, the handler's frames hold nothing from here on.
+        traceback.clear_frames(error.__traceback__)
         code = error.code if isinstance(error, SystemExit) else 1
         return cls(describe(error), trace.rstrip(), code if isinstance(code, int) else 0 if code is None else 1)
 
