@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -68,9 +69,7 @@ def live_a_life(store: Store, job: str) -> None:
 def test_the_sessions_server_serves_a_whole_life() -> None:
     """Whatever the ladder found: the only test that a server given by URL alone, or a container, takes part in."""
     url = session_url()
-    store = open_store(
-        f"{url}{'&' if '?' in url else '?'}namespace=leaselib-test-{next(_tokens)}-{tempfile.mktemp()[-8:]}"
-    )
+    store = open_store(f"{url}{'&' if '?' in url else '?'}namespace=leaselib-test-{secrets.token_hex(4)}")
     live_a_life(store, "job")
     store.close()
 
