@@ -53,7 +53,7 @@ class Instance:
         self._ended = False
         self._claims: queue.SimpleQueue[Claim | None] = queue.SimpleQueue()
         self._tasks: queue.SimpleQueue[_StoreTask | None] = queue.SimpleQueue()
-        self._waiters: dict[Claim, queue.SimpleQueue[Tell]] = {}
+        self._waiters: dict[Claim, queue.Queue[Tell]] = {}
         self._threads: list[threading.Thread] = []
 
     @property
@@ -313,7 +313,7 @@ class Instance:
             pong = self.store.ping()
             store_ms = to_ms(pong.now)
             self.decide(lambda now_ms: self.planner.ponged(sent_ms, now_ms, store_ms, pong.epoch))
-        waiter: queue.SimpleQueue[Tell] = queue.SimpleQueue()
+        waiter: queue.Queue[Tell] = queue.Queue()  # no SimpleQueue, as for heartbeats
         claim: Claim | None = None
 
         def decide(now_ms: int) -> list[Effect]:
@@ -395,7 +395,8 @@ class _Worker:
 
     def __init__(self, instance: Instance, claims: queue.SimpleQueue[Claim | None]) -> None:
         self._instance, self._claims = instance, claims
-        self._beats: queue.SimpleQueue[Execution | None] = queue.SimpleQueue()
+        # No SimpleQueue: on Python 3.10 its get() with a time-out waits for ever if it is preempted at a bad moment.
+        self._beats: queue.Queue[Execution | None] = queue.Queue()
 
     def work(self) -> None:
         """The worker thread."""
