@@ -132,11 +132,8 @@ def remember(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
 
 def hog(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
     """Holds the interpreter lock, so that no other thread of this process can run."""
-    usleep = ctypes.PyDLL(None).usleep  # PyDLL keeps the lock during the call
-    left_us = round(seconds_of(ctx, job) * 1_000_000)
-    while left_us > 0:
-        usleep(min(left_us, 999_999))
-        left_us -= 999_999
+    # PyDLL keeps the lock during the call. One call only: between two, a heartbeat could begin a transaction.
+    ctypes.PyDLL(None).usleep(round(seconds_of(ctx, job) * 1_000_000))
 
 
 def hog_and_check(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
@@ -254,6 +251,12 @@ def obey(scheduler: leaselib.Scheduler) -> None:
             note("answer", number=command["number"], answer=answer)
 
 
+def health_of(scheduler: leaselib.Scheduler) -> dict[str, Any]:
+    """The scheduler's health as JSON."""
+    health = scheduler.health()
+    return {name: getattr(health, name) for name in leaselib.Health.__slots__}
+
+
 def rss_kb() -> int:
     """This process's resident memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * (os.sysconf("SC_PAGESIZE") // 1024)
@@ -265,7 +268,7 @@ COMMANDS: dict[str, Any] = {
     "go": lambda scheduler, command: GO[command["name"]].set(),
     "stop": lambda scheduler, command: scheduler.stop(command.get("timeout")),
     "start": lambda scheduler, command: scheduler.start().runner,
-    "health": lambda scheduler, command: {n: getattr(scheduler.health(), n) for n in leaselib.Health.__slots__},
+    "health": lambda scheduler, command: health_of(scheduler),
     "rss_kb": lambda scheduler, command: rss_kb(),
 }
 
@@ -416,8 +419,7 @@ def make_app() -> Any:
 
     @app.get("/healthz")
     def healthz() -> dict[str, Any]:
-        health = scheduler.health()
-        return {"pid": os.getpid(), "runner": scheduler.runner, "started": health.started}
+        return {"pid": os.getpid(), "runner": scheduler.runner, **health_of(scheduler)}
 
     scheduler.start()
     note("up", runner=scheduler.runner)

@@ -19,6 +19,7 @@ from cluster import (
     assert_all_started,
     assert_started_once,
     due_in,
+    every_ms_due,
     slots_between,
     until,
     wall_ms,
@@ -131,6 +132,7 @@ def test_run_now_tells_the_outcome_and_keeps_the_rules(cluster_url: str) -> None
         assert before - 100 < to_ms(start.slot) < wall_ms() + 100
         assert one.run_now("other") == "busy"
         assert recorder.wait("skip", job="other").reason == "busy"
+        until(lambda: wall_ms() > to_ms(start.slot) + 50, "a slot of its own, whichever instance's clock is ahead")
         assert two.run_now("work") == "overlap"
         assert two.run_now("other") == "won"
         release.set()
@@ -255,7 +257,7 @@ def test_a_deploy_that_changes_a_schedule_runs_nothing_by_itself(cluster: Cluste
     cluster.wait("start", count=3)
     # The new schedule's slots so far are long past: nothing is to be caught up.
     deployed_ms = wall_ms()
-    new_ms = due_in(1.6)
+    new_ms = every_ms_due((deployed_ms + 1600) // 400 * 400 + 210)  # between two slots of the old schedule
     cluster.boot(2, {**name, "every_ms": new_ms})
     slot_ms = (deployed_ms // new_ms + 1) * new_ms
     start = cluster.wait("start", slot=slot_ms)

@@ -70,10 +70,12 @@ def test_a_run_is_interrupted_when_its_attempts_are_used_up(cluster: Cluster) ->
 @pytest.mark.timeout(40)
 def test_the_next_slot_is_skipped_while_the_dead_lease_lives_and_the_old_run_is_taken_over(cluster: Cluster) -> None:
     """First line of the rules' table; and while the old run's next attempt runs, further slots are skipped too."""
-    every_ms = 700
+    every_ms = 1200
     instances = cluster.boot(2)
-    slot_ms = wall_ms() // every_ms * every_ms
-    lease_end = play_dead_runner(cluster, "job", slot_ms, LEASE_S)
+    slot_ms = (wall_ms() // every_ms + 1) * every_ms
+    cluster.wait_until(cluster.at(slot_ms))
+    # So it ends after the next slot, and long enough before the one after that for a backup's check.
+    lease_end = play_dead_runner(cluster, "job", slot_ms, 1.4)
     cluster.add(instances, name="job", do="hold", every_ms=every_ms, jitter=0.02, catch_up=0)
     taken = cluster.wait("start", job="job", slot=slot_ms, attempt=2, reason="takeover")
     assert -0.1 < taken["t"] - lease_end < 2 * BEAT_S + SLACK_S
