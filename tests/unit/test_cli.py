@@ -45,10 +45,19 @@ NAMES = [
 
 
 class MovedClock:
-    """The machine's clocks, the time of day moved by `offset_s`: to write what happened earlier."""
+    """The machine's clocks, the time of day moved by `offset_s`: to write what happened earlier.
+
+    While `held_ms` is set the time of day stands still there: what is written then has exact times, also on a busy
+    machine.
+    """
 
     def __init__(self) -> None:
         self.offset_s = 0.0
+        self.held_ms: int | None = None
+
+    def now_ms(self) -> int:
+        """The true time of day."""
+        return time.time_ns() // 1_000_000
 
     def boot_ms(self) -> int:
         """See leaselib._clock.Clock."""
@@ -56,7 +65,7 @@ class MovedClock:
 
     def wall_ms(self) -> int:
         """See leaselib._clock.Clock."""
-        return time.time_ns() // 1_000_000 + round(self.offset_s * 1000)
+        return (self.now_ms() if self.held_ms is None else self.held_ms) + round(self.offset_s * 1000)
 
 
 class Made:
@@ -72,7 +81,7 @@ class Made:
         """A run that started so many seconds ago; ended a second later (`success`, `failed`), `released`, or not."""
         self._tokens += 1
         token = f"secret-token-{self._tokens}"
-        self.clock.offset_s = -ago
+        self.clock.held_ms, self.clock.offset_s = self.clock.now_ms(), -ago
         slot = claim.pop("slot", from_ms(self.clock.wall_ms()))
         error = claim.pop("error", None)
         checkpoint = claim.pop("checkpoint", None)
@@ -86,7 +95,7 @@ class Made:
             assert self.store.release(job, slot, token)
         elif end is not None:
             assert self.store.finish(job, slot, token, end, error)
-        self.clock.offset_s = 0
+        self.clock.held_ms, self.clock.offset_s = None, 0
         return slot
 
     def edit(self, statement: str, *values: object) -> None:
