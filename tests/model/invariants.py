@@ -63,6 +63,7 @@ class Entry:
     status, error, checkpoint: what a finish, heartbeat or release brought.
     force: whether a purge may remove running runs.
     elsewhere: other namespaces in which something changed with it.
+    floor_ms: of a `loss`: the floor that the job still has; `puts` are the records that it still has.
     """
 
     op: Literal["claim", "heartbeat", "finish", "release", "purge", "loss"]
@@ -80,6 +81,7 @@ class Entry:
     force: bool = False
     namespace: str = "default"
     elsewhere: tuple[str, ...] = ()
+    floor_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def check(entries: Iterable[Entry]) -> Report:
         if entry.op == "loss":
             for (namespace, name), job in jobs.items():
                 if namespace == entry.namespace and entry.job in ("", name):
-                    job.lose()
+                    job.lose(entry)
             continue
         key = (entry.namespace, entry.job)
         job = jobs.setdefault(key, _Job(entry.namespace, entry.job, key in skip_jobs, tokens))
@@ -167,6 +169,18 @@ class _Life:
     releases: set[str] = field(default_factory=set)
 
 
+def _survivor(record: Record, before: _Life) -> _Life:
+    """What a store's loss leaves of a slot's life, if this record of it is left."""
+    return _Life(
+        attempt=record.attempt,
+        counted=record.attempt - record.handovers + record.released,
+        max_attempts=before.max_attempts,
+        checkpoint=record.checkpoint,
+        finishes={record.token: record.status} if record.status in ("success", "failed") else {},
+        releases={record.token} if record.released else set(),
+    )
+
+
 @dataclass
 class _Job:
     """One job of one namespace, as its decisions so far say it must be."""
@@ -183,10 +197,22 @@ class _Job:
     floor_ms: int | None = None
     lives: dict[int, _Life] = field(default_factory=dict)
 
-    def lose(self) -> None:
-        """The store lost this job's data: what it forgot can't be held against it."""
-        self.runs, self.running, self.ended, self.started, self.lives = {}, set(), [], [], {}
-        self.floor_ms = None
+    def lose(self, entry: Entry) -> None:
+        """The store lost this job's data, but for what the entry names: the rest can't be held against it."""
+        kept = [record for record in entry.puts if record.job == self.name]
+        lives, self.lives, self.runs = self.lives, {}, {}
+        self.running, self.ended, self.floor_ms = set(), [], entry.floor_ms
+        known = {(self.namespace, self.name, record.slot_ms, record.attempt) for record in kept}
+        for token, start in list(self.tokens.items()):
+            mine = (start.namespace, start.job) == (self.namespace, self.name)
+            if mine and (self.namespace, self.name, start.slot_ms, start.attempt) not in known:
+                del self.tokens[token]
+        for record in kept:
+            self._store(record)
+            self.lives[record.slot_ms] = _survivor(record, lives.get(record.slot_ms, _Life()))
+        slots = {record.slot_ms for record in kept} | ({entry.floor_ms} if entry.floor_ms is not None else set())
+        self.started = sorted(slots)
+        self.fence = min(self.fence, max([entry.now_ms - 1, *(record.fence for record in kept)]))
 
     def take(self, entry: Entry) -> Found:
         """Checks one decision and takes it over."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from leaselib._attempt import Attempt, Step
@@ -119,14 +119,6 @@ class StoreClock:
         return self._world.store_ms
 
 
-@dataclass(order=True)
-class _Pending:
-    at_ms: int
-    tie: int
-    owner: Instance | None = field(compare=False)
-    what: Callable[[], None] = field(compare=False)
-
-
 class World:
     """See the module's text.
 
@@ -145,7 +137,7 @@ class World:
         self.calls: list[Call] = []
         self.fate: Callable[[Call], Fate] = lambda call: DELIVERED
         self.work: Callable[[Instance, Attempt], Work] = lambda instance, attempt: Work()
-        self._heap: list[_Pending] = []
+        self._heap: list[tuple[int, int, Instance | None, Callable[[], None]]] = []  # when, tie, whose, what
         self._tie = 0
 
     @property
@@ -167,23 +159,22 @@ class World:
     def at(self, at_ms: int, owner: Instance | None, what: Callable[[], None]) -> None:
         """Has something happen at that true time; in the order of calls among equals."""
         self._tie += 1
-        heapq.heappush(self._heap, _Pending(at_ms, self._tie, owner, what))
+        heapq.heappush(self._heap, (at_ms, self._tie, owner, what))
 
     def advance(self, ms: int) -> None:
         """Lets so much time pass, and everything happen that is due in it."""
         end_ms = self.now_ms + ms
-        while self._heap and self._heap[0].at_ms <= end_ms:
-            pending = heapq.heappop(self._heap)
-            self.now_ms = max(self.now_ms, pending.at_ms)
-            owner = pending.owner
+        while self._heap and self._heap[0][0] <= end_ms:
+            at_ms, _, owner, what = heapq.heappop(self._heap)
+            self.now_ms = max(self.now_ms, at_ms)
             if owner is None:
-                pending.what()
+                what()
             elif owner.dead:
                 continue
             elif owner.frozen_until_ms > self.now_ms:
-                self.at(owner.frozen_until_ms, owner, pending.what)
+                self.at(owner.frozen_until_ms, owner, what)
             else:
-                pending.what()
+                what()
         self.now_ms = end_ms
 
     def cut(self, *kinds: str) -> None:
@@ -245,6 +236,10 @@ class Instance:
         """This machine's boot clock."""
         return self.world.now_ms + self.boot_offset_ms
 
+    def true_ms(self, boot_ms: int) -> int:
+        """When this machine's boot clock shows that, in the world's time."""
+        return boot_ms - self.boot_offset_ms
+
     def start(self) -> None:
         """Starts it."""
         self.decide(lambda _: self.planner.start())
@@ -303,7 +298,7 @@ class Instance:
             self._do(effect)
         due_ms = self.planner.due_boot_ms()
         if due_ms is not None:
-            self._plan_tick(due_ms - self.boot_offset_ms)
+            self._plan_tick(self.true_ms(due_ms))
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Emit):
@@ -533,7 +528,7 @@ class Instance:
             self.decide(lambda now_ms: self.planner.attempt_over(attempt, now_ms))
 
     def _send_word(self, attempt: Attempt, step: Step) -> None:
-        record, word, store = attempt.record, attempt.word, self.world.store
+        record, word, world = attempt.record, attempt.word, self.world
         slot = from_ms(record.slot_ms)
 
         def answered(accepted: bool) -> None:
@@ -551,12 +546,12 @@ class Instance:
         if word == "release":
             checkpoint = attempt.pending_checkpoint
             call = self._made("release", step.timeout_ms, record.job, record.token, checkpoint)
-            self._call(call, lambda: store.release(record.job, slot, record.token, checkpoint), answered, failed)
+            self._call(call, lambda: world.store.release(record.job, slot, record.token, checkpoint), answered, failed)
         else:
             assert word is not None
             call = self._made("finish", step.timeout_ms, record.job, record.token, word)
             self._call(
-                call, lambda: store.finish(record.job, slot, record.token, word, attempt.error), answered, failed
+                call, lambda: world.store.finish(record.job, slot, record.token, word, attempt.error), answered, failed
             )
 
     def _beats(self, attempt: Attempt) -> None:
@@ -567,7 +562,7 @@ class Instance:
             self._look_in(attempt, "beats", step.wait_ms, lambda: self._beats(attempt))
 
     def _beat(self, attempt: Attempt, step: Step, then: Callable[[], None]) -> None:
-        record, sent_ms, store = attempt.record, self.boot_ms, self.world.store
+        record, sent_ms, world = attempt.record, self.boot_ms, self.world
         checkpoint = attempt.beat_sent()
 
         def answered(accepted: bool) -> None:
@@ -584,7 +579,7 @@ class Instance:
 
         self._call(
             self._made("heartbeat", step.timeout_ms, record.job, record.token, checkpoint),
-            lambda: store.heartbeat(
+            lambda: world.store.heartbeat(
                 record.job, from_ms(record.slot_ms), record.token, record.lease_ms / 1000, checkpoint
             ),
             answered,
