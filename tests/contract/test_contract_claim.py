@@ -483,6 +483,15 @@ def test_a_purged_slot_never_starts_again(bench: Bench, overlap: str, outcome: s
     assert bench.claim(0.001, overlap=overlap).outcome == "won"
 
 
+def test_a_purge_of_several_runs_remembers_the_highest(bench: Bench) -> None:
+    """None of them starts again, whatever the order in which the store removes them."""
+    for at in (0.2, 0, 0.4):
+        bench.ended(at, overlap="allow")
+    assert bench.store.purge(JOB) == 3
+    assert [bench.claim(at).outcome for at in (0, 0.2, 0.4)] == ["superseded"] * 3
+    assert bench.claim(0.401).outcome == "won"
+
+
 @pytest.mark.parametrize(("overlap", "outcome"), [("skip", "superseded"), ("allow", "late")])
 def test_a_trimmed_slot_never_starts_again(bench: Bench, overlap: str, outcome: str) -> None:
     """However late a claim is allowed to be."""

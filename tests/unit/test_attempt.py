@@ -111,6 +111,16 @@ def test_when_the_store_is_back_an_overdue_heartbeat_is_sent_at_once():
     assert run.next_beat(SENT_MS + 6_100).do == "send"
 
 
+def test_when_the_store_is_back_an_overdue_last_word_is_sent_at_once():
+    run = running()
+    run.handler_ended(None, None, SENT_MS + 1_000)
+    for _ in range(8):
+        run.word_failed(SENT_MS + 6_000)
+    assert run.next_word(SENT_MS + 6_100).do == "wait"
+    assert kinds(run.store_back(SENT_MS + 6_100)) == [Wake]
+    assert run.next_word(SENT_MS + 6_100).do == "send"
+
+
 def test_heartbeats_go_on_while_the_last_word_is_tried_but_not_after_a_release():
     run = running()
     run.handler_ended(None, None, SENT_MS + 2_000)

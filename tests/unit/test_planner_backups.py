@@ -169,6 +169,18 @@ def test_after_an_outage_a_check_waits_one_to_two_heartbeats_from_the_return():
     assert a.planner.attempts
 
 
+def test_a_check_that_came_due_right_before_the_return_waits_as_long():
+    world, _, _ = pair(share=0.0)
+    world.cut()
+    world.advance(2 * HEARTBEAT_MS + 1_000)  # the first check failed after one heartbeat; the next came due after two
+    world.mend()
+    mended_ms = world.now_ms
+    world.advance(3 * HEARTBEAT_MS)
+    back_ms = min(c.sent_ms for c in world.sent("ping", "b") if c.sent_ms >= mended_ms)
+    assert back_ms < START_MS + 3 * HEARTBEAT_MS, "the check was late by less than a heartbeat"
+    assert next(at for at in checks(world) if at >= mended_ms) == back_ms + HEARTBEAT_MS
+
+
 def test_no_check_is_sent_while_the_store_is_away():
     world, _, b = pair()
     world.cut()

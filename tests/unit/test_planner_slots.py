@@ -139,6 +139,15 @@ def test_the_own_deadline_counts_from_the_send_that_was_answered():
     assert attempt.deadline_boot_ms - a.boot_offset_ms == last.sent_ms + 30_000 - 5_000
 
 
+def test_the_own_deadline_counts_from_the_send_however_long_the_answer_takes():
+    world = World()
+    world.work = lambda instance, attempt: Work(40_000)
+    world.fate = lambda call: Fate(back_ms=4_000) if call.kind == "claim" else DELIVERED
+    a = world.instance(quiet())
+    world.advance(60_000 + 4_100)
+    assert a.attempt().deadline_boot_ms - a.boot_offset_ms == SLOT_MS + 30_000 - 5_000
+
+
 def test_a_claim_that_is_given_up_with_its_fate_unknown_is_released_when_the_store_is_back():
     world = World()
     world.fate = lambda call: lost_answer(100) if call.kind == "claim" else lost_request()

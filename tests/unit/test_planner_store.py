@@ -130,6 +130,19 @@ def test_an_emptied_store_is_one_store_error_reset_and_older_slots_are_not_run()
     assert len(a.events("store_error")) == 1
 
 
+def test_an_older_slot_is_not_even_claimed_in_an_emptied_store():
+    world = World()
+    a = world.instance(spec(jitter=5), share=1.0)
+    world.advance(61_000)  # past the slot, before its claim
+    world.reset_store()
+    a.wall_offset_ms = 10_000
+    claims = len(world.sent("claim"))
+    world.advance(10_000)
+    assert a.summary("store_error", "skip") == [("store_error", "reset"), ("skip", "missed")]
+    assert len(world.sent("claim")) == claims
+    assert world.run(SLOT_MS) is None
+
+
 def test_a_claim_that_won_an_older_slot_in_an_emptied_store_is_handed_over_without_a_start():
     world = World()
     a = world.instance(spec(jitter=5, catch_up=0), share=1.0)
