@@ -130,6 +130,35 @@ def remember(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
     hold(ctx, job)
 
 
+def work(ctx: leaselib.RunContext, job: dict[str, Any], *, save: bool = False) -> None:
+    """Side effects in a row, each after a check that passed; a fact says when that check began.
+
+    With `save` each effect is checkpointed, with a fact before, and one after the store has it.
+    """
+    end, number = time.monotonic() + seconds_of(ctx, job), 0
+    while (began := time.monotonic()) < end or not number:
+        ctx.check()
+        number += 1
+        note("effect", **who(ctx), at=began, fence=ctx.fence)
+        if save:
+            value = [ctx.attempt, number]
+            note("saving", **who(ctx), value=value)
+            ctx.checkpoint(value, flush=True)
+            note("saved", **who(ctx), value=value)
+        time.sleep(0.05)
+
+
+def work_and_save(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
+    """As `work`, with a checkpoint after each effect."""
+    work(ctx, job, save=True)
+
+
+def work_and_fail(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
+    """As `work`, and then raises an exception of its own."""
+    work(ctx, job)
+    raise RuntimeError("as it always does")
+
+
 def hog(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
     """Holds the interpreter lock, so that no other thread of this process can run."""
     # PyDLL keeps the lock during the call. One call only: between two, a heartbeat could begin a transaction.
@@ -184,6 +213,7 @@ def in_app(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
 
 
 DO = {f.__name__: f for f in (quick, sleep, hold, loop, deaf, polite, own_error, remember, hog, hog_and_check)}
+DO |= {f.__name__: f for f in (work, work_and_save, work_and_fail)}
 DO |= {f.__name__: f for f in (fork_and_exit, fork_and_return, fork_and_raise, in_app)}
 
 
