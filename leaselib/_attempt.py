@@ -21,6 +21,10 @@ from leaselib._random import Chance
 
 AbortReason = Literal["stopping", "refused", "unreachable", "timeout"]
 FIRST_RETRY_MS = 50
+NOT_COMMITTED = (
+    "the transaction that ctx.finish(connection) was called in was not committed, so nothing of it was recorded; "
+    "commit it before the handler returns"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +271,10 @@ class Attempt:
         self._next_word_boot_ms = boot_ms
         if self._refused:
             return self._over(boot_ms)
-        if error is None:
+        if error is None and self.ending_inside:
+            # Not a success unless the handler's transaction made it one: it refuses this word if it was committed.
+            self.word, self.error = "failed", NOT_COMMITTED
+        elif error is None:
             self.word = "success"
         elif self.abort_reason in ("stopping", "unreachable"):
             self.word = "release"
@@ -306,8 +313,10 @@ class Attempt:
             self.phase, self.recorded = "over", True
             return [self.event(self.word, boot_ms, error=self.error, trace=self.trace)]
         if self.ending_inside and not accepted and self.word != "success":
-            # The handler raised, or was told to stop, after ctx.finish: was its transaction committed before?
+            # Refused after ctx.finish: was the handler's transaction committed before?
             self.ending_inside, self.word = False, "success"
+            if self.error == NOT_COMMITTED:
+                self.error = None
             return []
         if self.word == "release" and (accepted or self._word_tries):
             # Refused after an answer was lost: an earlier send was accepted, and a backup has taken over since.

@@ -66,6 +66,8 @@ def mask(url: str) -> str:
     head, separator, rest = str(url).partition("://")
     if not separator:
         place = head.partition("?")[0]
+        if "=" in place:  # parameters as libpq writes them, perhaps a password among them
+            return "***"
         return f"{place.partition(':')[0]}:***" if ":" in place else place
     credentials, at, host = rest.rpartition("@")
     place, question, query = host.partition("?")

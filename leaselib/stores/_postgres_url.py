@@ -18,6 +18,13 @@ from leaselib._names import check_name
 from leaselib.errors import ConfigurationError
 
 EXAMPLE = "postgresql://user:password@host:5432/database?namespace=myapp"
+SHORT_SECRET = 4
+"""Shorter secrets are hidden in messages only where they stand alone."""
+_UNREADABLE = (
+    "{} (not shown, it may hold a password). Write it as "
+    + EXAMPLE
+    + ", and characters such as @ / ? # % in the password as %40 %2F %3F %23 %25"
+)
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
@@ -72,7 +79,10 @@ class Address:
     def scrub(self, text: str) -> str:
         """The text on one line, at most 600 characters of it, and without what is secret."""
         for secret in self.secrets:
-            text = text.replace(secret, "***")
+            if len(secret) >= SHORT_SECRET:
+                text = text.replace(secret, "***")
+            else:  # within words it is no secret but a part of them, and hiding it there would tell it
+                text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text)
         return " ".join(text.split())[:600]
 
 
@@ -86,14 +96,14 @@ def parse(url: str) -> Address:
         found = f"one that begins with {url.partition(':')[0][:20]!r}" if isinstance(url, str) else type(url).__name__
         raise ConfigurationError(f"a PostgresStore needs a URL that begins like {EXAMPLE}, not {found}")
     rest, own = _take_own(url)
+    authority = rest.partition("://")[2].partition("?")[0]
+    if set("/@#") & set(authority.rpartition("@")[0]):
+        raise ConfigurationError(_UNREADABLE.format("A password in this URL ends too early"))
     try:
         raw = conninfo_to_dict(rest)
     except (DriverError, ValueError):
         # libpq's own words may quote the password, so neither they nor the URL are repeated.
-        raise ConfigurationError(
-            f"PostgreSQL's client library can't read this URL (not shown, it may hold a password). Write it as "
-            f"{EXAMPLE}, and characters such as @ / ? # % in the password as %40 %2F %3F %23 %25"
-        ) from None
+        raise ConfigurationError(_UNREADABLE.format("PostgreSQL's client library can't read this URL")) from None
     params = {key: str(value) for key, value in raw.items() if value is not None}
     secrets = [v for k, v in params.items() if re.search("pass|secret|token", k) and k != "passfile"]
     for key, value in _DEFAULTS.items():
@@ -154,7 +164,8 @@ def _targets(params: dict[str, str]) -> tuple[Target, ...]:
         )
     for port in ports:
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigurationError(f"a port in the URL must be a number from 1 to 65535, not {port!r:.50}")
+            # Not shown: where a password holds a ? or / as it stands, what is read as the port is a part of it.
+            raise ConfigurationError(_UNREADABLE.format("The port in this URL is no number from 1 to 65535"))
     if addresses == [""]:
         addresses = addresses * count
     found = []

@@ -378,10 +378,12 @@ class RedisStore(Store):
 
 
 def _malformed(job: str, what: str) -> StoreError:
+    if "layout version" in what:  # not even a forced purge may guess what a newer layout means
+        advice = "use the leaselib that wrote them; if nobody did, delete the job's keys by hand"
+    else:
+        advice = "`leaselib purge --force URL JOB` removes all records of the job"
     return StoreError(
-        f"the stored records of the job {job!r} are malformed: {what}. See who wrote them; "
-        f"`leaselib purge --force URL JOB` removes all records of the job",
-        job=job,
+        f"the stored records of the job {job!r} are malformed: {what}. See who wrote them; {advice}", job=job
     )
 
 

@@ -15,7 +15,7 @@ from fix_proxy import Proxy
 
 pytestmark = pytest.mark.system
 
-SECONDS = 48.0
+SECONDS = 30.0
 
 
 @pytest.mark.timeout(150)
@@ -26,7 +26,7 @@ def test_no_rule_is_broken_under_faults_and_all_jobs_run_again_afterwards(store:
     print(result.summary)
     result.require()
     # That the run reached what it is for; a quiet one proves nothing.
-    assert len(result.faults) >= 25, result.summary
+    assert len(result.faults) >= 15, result.summary
     assert result.counts["starts by takeover"] + result.counts["starts by hand-over"] >= 1, result.summary
     assert result.counts["events lost"] >= 1, result.summary
     assert result.counts["passed checks"] >= 1000, result.summary

@@ -95,6 +95,16 @@ def test_a_rolled_back_finish_records_nothing_and_the_failure_counts(bench: Benc
     assert bench.effects() == 0
 
 
+@pytest.mark.parametrize("end", ["ROLLBACK", "SELECT 1"])
+def test_a_handler_that_returns_after_a_finish_that_was_not_committed_has_failed(bench: Bench, end: str) -> None:
+    """Rolled back, or closed without a COMMIT: the effect is gone, so the run must not be recorded as a success."""
+    status, names = bench.run(lambda ctx: effect(bench, ctx, end, finish=True))
+    assert (status, names, bench.effects()) == ("failed", ["failed"], 0)
+    error = bench.store.runs("job")[0].error
+    assert error is not None
+    assert "was not committed" in error
+
+
 def test_confirm_raises_aborted_once_another_attempt_holds_the_run(bench: Bench) -> None:
     raised: list[BaseException] = []
 

@@ -117,3 +117,30 @@ def test_opening_a_store_without_driver_imports_none():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "authority",
+    ["app:{}/rest@db:5432", "app:x@{}@db:5432", "app:{}#rest@db:5432", "app:a/{}@db", "app:{}/rest?x@db:5432"],
+)
+def test_no_part_of_a_password_that_ends_too_early_is_shown(authority: str):
+    """What a URL's rules take for a host or a port is then a part of the password."""
+    message = refusal(f"postgresql://{authority.format('Zs3cretZ')}/shop")
+    assert "Zs3cretZ" not in message
+    assert "%2F" in message
+
+
+def test_parameters_in_place_of_a_url_are_not_shown():
+    """libpq takes such a text, and it may hold a password."""
+    text = "host=127.0.0.1 password=Zs3cretZ"
+    assert "Zs3cretZ" not in mask(text)
+    assert "Zs3cretZ" not in refusal(text)
+
+
+def test_a_password_of_one_letter_leaves_words_alone():
+    """Hidden within words it would be told by what is missing."""
+    from leaselib.stores._postgres_url import parse
+
+    address = parse("postgresql://app:x@db/shop")
+    assert address.scrub("cannot execute it with x") == "cannot execute it with ***"
+    assert parse("postgresql://app:long@db/shop").scrub("belonging") == "be***ing"
