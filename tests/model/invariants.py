@@ -25,7 +25,8 @@ The identifiers:
   the two lies in the store's future, whose clock was set back, and a `skip` claim started the other one in the same
   step: the dead one's runner must not renew beside it.)
 - S14 One token yields one attempt: every `won` for it names the same run, attempt and fence.
-- S20 The fence of each start of a job is greater than all before; it never changes otherwise.
+- S20 The fence of each start of a job is greater than all before; it never changes otherwise. (After a loss of data
+  whose fences a clock that was set back can't make up for, only than those that are left.)
 - S21 A run's checkpoint is the last one that was accepted for it.
 - S22 A claim removes only ended runs that are outside the newest history_size and older than any claim may ask for; a
   purge removes running ones only by force; nothing else removes any.
@@ -190,6 +191,7 @@ class _Job:
     skip: bool
     tokens: dict[str, _Start]
     fence: int = 0
+    kept_fence: int | None = None  # since a loss: the highest fence that is certainly left
     runs: dict[int, Record] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     ended: list[int] = field(default_factory=list)
@@ -212,10 +214,14 @@ class _Job:
             self.lives[record.slot_ms] = _survivor(record, lives.get(record.slot_ms, _Life()))
         slots = {record.slot_ms for record in kept} | ({entry.floor_ms} if entry.floor_ms is not None else set())
         self.started = sorted(slots)
-        self.fence = min(self.fence, max([entry.now_ms - 1, *(record.fence for record in kept)]))
+        self.kept_fence = max((record.fence for record in kept), default=0)
+        self.fence = max(self.kept_fence, min(self.fence, entry.now_ms - 1))
 
     def take(self, entry: Entry) -> Found:
         """Checks one decision and takes it over."""
+        if entry.now_ms <= self.fence and self.kept_fence is not None:
+            # Data was lost, and then the clock set back: neither says how high the fence was.
+            self.fence = max(self.kept_fence, min(self.fence, entry.now_ms - 1))
         life = self.lives.setdefault(entry.slot_ms, _Life())
         if entry.request is not None:
             life.max_attempts = max(life.max_attempts, entry.request.max_attempts)
@@ -345,7 +351,7 @@ class _Job:
         life.counted += before is None or not before.released
         if life.counted > life.max_attempts:
             yield "S10", f"start {life.counted} of slot {record.slot_ms}, of {life.max_attempts} allowed"
-        self.fence = max(self.fence, record.fence)
+        self.fence, self.kept_fence = max(self.fence, record.fence), None
         self.tokens.setdefault(
             record.token, _Start(self.namespace, self.name, record.slot_ms, record.attempt, record.fence)
         )

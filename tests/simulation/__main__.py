@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 
-from . import checks, runner
+from . import checks, pairs, runner
 from .plan import plan
 
 
@@ -20,7 +20,10 @@ def main() -> int:
     parser.add_argument("--forever", action="store_true", help="go on until one fails, or until interrupted")
     parser.add_argument("--seed", type=int, metavar="SEED", help="only this one, with everything that happened")
     parser.add_argument("--faults", metavar="LIST", help="with --seed: only these of its faults, as 0,3,7 or none")
+    parser.add_argument("--pairs", action="store_true", help="every pair of faults at every step of one run's life")
     options = parser.parse_args()
+    if options.pairs:
+        return _pairs()
     if options.seed is not None:
         return _replay(options.seed, options.faults)
     return _run(options)
@@ -45,6 +48,17 @@ def _run(options: argparse.Namespace) -> int:
         f"({', '.join(summary.missed()) or 'none'}), {time.monotonic() - began:.0f} s"
     )
     return 1 if summary.failed or summary.missed() else 0
+
+
+def _pairs() -> int:
+    began, count, failed = time.monotonic(), 0, 0
+    for name, problems in pairs.sweep():
+        count += 1
+        failed += bool(problems)
+        if problems and failed <= 20:
+            print(f"{name}: {problems[0][0]}: {problems[0][1]}", flush=True)
+    print(f"{count} pairs of faults at steps, {failed} failed, {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
 
 
 def _replay(seed: int, faults: str | None) -> int:

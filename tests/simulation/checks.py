@@ -43,6 +43,7 @@ def run(plan: Plan) -> tuple[Cluster, list[Problem]]:
 def coverage(cluster: Cluster) -> Iterator[Problem]:
     """L1, of the time in which no fault is on."""
     plan = cluster.plan
+    every_ms = {job.name: job.every_ms for job in plan.jobs}
     dealt: set[tuple[str, int]] = set()
     for entry in cluster.entries:
         if isinstance(entry.answer, ClaimAnswer) and entry.answer.outcome != "early":
@@ -50,7 +51,8 @@ def coverage(cluster: Cluster) -> Iterator[Problem]:
     for member in cluster.everyone:
         for _, event in member.told:
             if event.name == "skip" and event.job is not None and event.slot_ms is not None:
-                dealt.add((event.job, event.slot_ms))
+                told = range(event.count or 1)  # one event may stand for several slots in a row
+                dealt.update((event.job, event.slot_ms + n * every_ms[event.job]) for n in told)
     for job in plan.jobs:
         first_ms = START_MS + plan.settled_ms + cluster.store_offset_ms
         last_ms = cluster.store_ms - round(job.options["jitter"] * 1000) - 2_000

@@ -285,6 +285,7 @@ class Member(Instance):
     ) -> None:
         """Sends a call into the network; its time-out counts from here."""
         cluster, sent_ms = self.world, self.boot_ms
+        cluster.calls.append(call)
         if call.kind == "claim" and self.stopped_ms is not None:
             cluster.problems.append(("S25", f"{self.name} sent a claim after it was stopped: {call}"))
 

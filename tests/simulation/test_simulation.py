@@ -13,7 +13,7 @@ import pytest
 from leaselib import _backup, _planner, _rules
 from leaselib._attempt import Attempt
 
-from . import checks, runner
+from . import checks, pairs, runner
 from .plan import FAULTS, SLOTS, plan
 
 FIRST = 10_000
@@ -53,6 +53,12 @@ def _no_overlap(running: Any, now_ms: int) -> None:
 
 def _no_wait(self: Any, watch: Any, boot_ms: int, at_boot_ms: int | None = None) -> None:
     """No check is ever planned."""
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_pairs_of_faults_at_the_steps_of_one_life_break_nothing(first: int) -> None:
+    """Some of them; `python -m tests.simulation --pairs` runs them all."""
+    assert [(name, problems) for name, problems in pairs.sweep(every=29, first=first) if problems] == []
 
 
 MUTANTS: dict[str, tuple[list[tuple[Any, str, Any]], set[str]]] = {
