@@ -70,7 +70,9 @@ class Attempt:
         self._abandoned = False
         self._refused = False
         self.ending_inside = False  # ctx.finish was called: the handler's own transaction ends the run
-        self._beats_over = False
+        self._written_inside = False  # and has returned: a heartbeat that is accepted now tells that it was undone
+        self._ended_inside = False  # and a heartbeat was refused: that transaction was committed, or the run is lost
+        self._sent_after_written = False
         self._lost_told = False
         self._loss_told = False  # for on_store_loss="continue": store_error once per outage
         self._checkpoint: str | None = None
@@ -89,7 +91,7 @@ class Attempt:
 
     def expired(self, boot_ms: int) -> bool:
         """Whether the deadline has passed and the handler should stop for it. Reads only; needs no lock."""
-        abort = self.spec.options.on_store_loss == "abort" and not self.ending_inside
+        abort = self.spec.options.on_store_loss == "abort" and not self._ended_inside
         return abort and boot_ms >= self.deadline_boot_ms
 
     def due_boot_ms(self) -> int | None:
@@ -111,8 +113,8 @@ class Attempt:
         return self.started_boot_ms + runtime_ms
 
     def _deadline_handled(self) -> bool:
-        if self.phase != "running" or self.ending_inside:
-            return True  # there is no handler to stop: not yet, or not any more, or its own transaction decides
+        if self.phase != "running" or self._ended_inside:
+            return True  # there is no handler to stop: not yet, or not any more, or it has recorded its success
         return self._lost_told or self._loss_told
 
     def tick(self, boot_ms: int) -> list[Effect]:
@@ -158,7 +160,7 @@ class Attempt:
 
     def next_beat(self, boot_ms: int, *, forced: bool = False) -> Step:
         """What the heartbeat thread is to do now."""
-        if self.phase == "over" or self._abandoned or self._refused or self._beats_over or self.word == "release":
+        if self.phase == "over" or self._abandoned or self._refused or self._ended_inside or self.word == "release":
             return Step("done")
         due_ms = self._next_beat_boot_ms
         if forced and self._beat_tries == 0:
@@ -174,6 +176,7 @@ class Attempt:
     def beat_sent(self) -> str | None:
         """The heartbeat thread is about to send: the checkpoint that goes along, or None for none."""
         self._sent_checkpoint, self._sent_serial = self._checkpoint, self.checkpoint_serial
+        self._sent_after_written = self._written_inside
         return self._sent_checkpoint if self._sent_serial > self.stored_serial else None
 
     def beat_answered(self, accepted: bool, sent_boot_ms: int, boot_ms: int) -> list[Effect]:
@@ -183,6 +186,8 @@ class Attempt:
             flush = self._flush_serial > self._sent_serial  # a checkpoint that came while this was under way
             self._next_beat_boot_ms = boot_ms if flush else sent_boot_ms + self.spec.options.heartbeat_ms
             self._beat_tries = 0
+            if self._sent_after_written:
+                self.ending_inside = self._written_inside = False  # rolled back: the lease counts as before
             self._loss_told = False
             self.stored_serial = max(self.stored_serial, self._sent_serial)
             return []
@@ -190,7 +195,10 @@ class Attempt:
             # Sent before the last word, answered after it: the last word's own answer decides.
             return []
         if self.ending_inside:
-            return []
+            # Nobody could take the run over before the deadline, so then it was committed. Later nobody can tell: the
+            # handler is stopped, and the last word decides.
+            self._ended_inside = True
+            return [] if boot_ms < self.deadline_boot_ms else self._abort("refused")
         return self.refuse(boot_ms)
 
     def beat_failed(self, boot_ms: int) -> list[Effect]:
@@ -228,16 +236,23 @@ class Attempt:
         return self._checkpoint if self.checkpoint_serial > self.stored_serial else None
 
     def finish_inside(self) -> list[Effect]:
-        """The handler's own transaction is about to record the run's success: until it ends nobody can take the run
-        over, and heartbeats would wait for it. From here on the handler's transaction, not the lease, tells whether it
-        still holds the run; the last word tells whether it was committed.
+        """The handler's own transaction is about to record the run's success. Until it ends nobody can take the run
+        over, and heartbeats would wait for it. So the next one is sent only when trust in the lease is about to end: if
+        it is accepted, that transaction was rolled back; if it is refused, it was committed.
         """
-        self.ending_inside = self._beats_over = True
+        self.ending_inside = True
+        last_ms = self.deadline_boot_ms - self.spec.options.heartbeat_ms
+        self._next_beat_boot_ms = max(self._next_beat_boot_ms, last_ms)
+        return []
+
+    def finish_written(self) -> list[Effect]:
+        """ctx.finish has returned: from here until that transaction ends no heartbeat is accepted."""
+        self._written_inside = True
         return []
 
     def finish_undone(self, boot_ms: int) -> list[Effect]:
-        """ctx.finish failed: nothing was recorded, and the lease counts as before."""
-        self.ending_inside = self._beats_over = False
+        """ctx.finish failed, or was rolled back: nothing was recorded, and the lease counts as before."""
+        self.ending_inside = self._written_inside = self._ended_inside = False
         self._next_beat_boot_ms = boot_ms
         self.beating = True
         return [Beat(self)]

@@ -154,8 +154,13 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A store operation that failed, in words. `job` is set if only that job's records are at fault."""
+    """A store operation that failed, in words. `job` is set if only that job's records are at fault, or locked."""
 
     error: str
     permanent: bool = False
     job: str | None = None
+
+    @property
+    def malformed(self) -> bool:
+        """Whether that job's records can't be used until somebody mends them."""
+        return self.job is not None and self.permanent

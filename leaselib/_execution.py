@@ -99,9 +99,13 @@ class Execution:
     def confirm(self, connection: Any) -> bool:
         """See RunContext.confirm."""
         record, store = self.attempt.record, self._instance.store
-        # After ctx.finish, in the same transaction, the run is over, and still this attempt's.
-        ask = store.finish_inside if self.attempt.ending_inside else store.confirm
-        held = ask(connection, record.job, from_ms(record.slot_ms), record.token)
+        run = (record.job, from_ms(record.slot_ms), record.token)
+        held = store.confirm(connection, *run)
+        if self.attempt.ending_inside:
+            if held:  # what ctx.finish wrote was rolled back
+                self._instance.decide(self.attempt.finish_undone)
+            else:  # the run is over, and may still be this attempt's; nothing is written
+                held = store.finish_inside(connection, *run)
         if not held:
             self._instance.decide(self.attempt.refuse)
         return held
@@ -117,8 +121,7 @@ class Execution:
             if not before:
                 self._instance.decide(self.attempt.finish_undone)
             raise
-        if not held:
-            self._instance.decide(self.attempt.refuse)
+        self._instance.decide((lambda _: self.attempt.finish_written()) if held else self.attempt.refuse)
         return held
 
     # ---- the worker's thread ------------------------------------------------------------------------------------

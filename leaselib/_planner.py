@@ -271,12 +271,12 @@ class Planner:
         if claim.reason == "manual" or claim.cancelled or self.stopping:
             self.orphans.give_up(claim, boot_ms)
             effects += self._release_orphans(boot_ms)
-        elif watch is not None and failure.job is not None:
+        elif watch is not None and failure.malformed:
             self.backups.drop(watch.spec.name, watch.slot_ms)
         elif watch is not None:
             watch.unknown = True
             self.backups.arm(watch, boot_ms)
-        elif job is not None and failure.job is not None:
+        elif job is not None and failure.malformed:
             self.orphans.give_up(claim, boot_ms)
             effects += self._release_orphans(boot_ms)
             self.calendar.advance(job)
@@ -479,11 +479,11 @@ class Planner:
     def store_failed(
         self, failure: Failure, boot_ms: int, *, write: bool, slot_ms: int | None = None, kind: Kind | None = None
     ) -> list[Effect]:
-        """An operation failed. One `store_error` when trouble starts; a malformed record is its own job's alone."""
+        """An operation failed. One `store_error` when trouble starts; trouble with one job's records is its alone."""
         if failure.job is not None:
             if not self.link.report_job(failure.job, boot_ms):
                 return []
-            return [self._reports.malformed(failure.job, slot_ms, failure.error, boot_ms)]
+            return [self._reports.job_error(failure, failure.job, slot_ms, boot_ms)]
         was = self.health.state
         kind = kind or ("write" if write else "ping")
         began = self.health.failed(boot_ms, failure.error, permanent=failure.permanent, kind=kind)

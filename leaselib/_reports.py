@@ -42,10 +42,10 @@ class Reports:
         """The store was emptied or replaced after this slot, which may have run before that."""
         return self.skip(claim.spec, claim.slot_ms, "missed", boot_ms, error="older than the store's data")
 
-    def malformed(self, job: str, slot_ms: int | None, error: str, boot_ms: int) -> Emit:
-        """One job's records can't be read; the others go on."""
-        at_ms = self._clock.store_ms(boot_ms)
-        return Emit("store_error", at_ms, job, slot_ms, reason="malformed", error=error)
+    def job_error(self, failure: Failure, job: str, slot_ms: int | None, boot_ms: int) -> Emit:
+        """One job's records can't be read, or somebody holds them locked; the others go on."""
+        at_ms, reason = self._clock.store_ms(boot_ms), "malformed" if failure.malformed else "locked"
+        return Emit("store_error", at_ms, job, slot_ms, reason=reason, error=failure.error)
 
     def store_error(self, failure: Failure, boot_ms: int) -> Emit:
         """The store as a whole can't be used."""

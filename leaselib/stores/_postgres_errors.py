@@ -16,6 +16,9 @@ NO_SCHEMA = frozenset({"3F000", "42P01", "42883", "42704"})
 STALE = frozenset({"25006"})
 """The server is read-only: a standby, or a primary that was demoted. Other connections go there too."""
 
+_LOCKED = "55P03"
+"""Lock not available: another transaction holds one job's records, such as a handler's own after ctx.finish."""
+
 _TRANSIENT_CLASSES = frozenset(
     {
         "08",  # connection exceptions; also what pgbouncer reports of its own
@@ -34,7 +37,7 @@ _TRANSIENT = frozenset(
         "40003",  # statement completion unknown
         "40P01",  # deadlock
         "55006",  # object in use
-        "55P03",  # lock not available: lock_timeout
+        _LOCKED,
         "55000",  # object not in prerequisite state: a standby that is starting
     }
 )
@@ -49,6 +52,7 @@ _ADVICE = {
     "28": "Check user, password and certificates in the URL, and the server's pg_hba.conf",
     "3D": "Create the database, or correct the name at the end of the URL",
     "42501": "Grant the role what leaselib needs; the statements are in the output of `leaselib schema URL`",
+    _LOCKED: "Another transaction holds its records, perhaps a handler's own that has confirmed or finished its run",
     "25006": "Is it a standby? Name every host in the URL, with target_session_attrs=read-write",
     "53300": "Raise max_connections, or connect through pgbouncer",
     "57P04": "The database was dropped: correct the URL",
@@ -122,7 +126,7 @@ def store_error(failure: Failure, what: str, where: str, job: str | None) -> Sto
         failure: what happened.
         what: the operation, such as `claim of 'report'`.
         where: the server, without a password.
-        job: the job that the operation was about; it is blamed only if its record is at fault.
+        job: the job that the operation was about; it is blamed only if its records are at fault, or locked.
     """
     state = failure.sqlstate
     words = [f"{what} failed at {where}: {failure}"]
@@ -135,4 +139,5 @@ def store_error(failure: Failure, what: str, where: str, job: str | None) -> Sto
         words.append(f"What is stored of {job!r} can't be used; look at it, and remove it if need be: other jobs go on")
     if failure.unknown:
         words.append("Whether it was carried out isn't known: send it again with the same token")
-    return StoreError(". ".join(words), transient=transient(state), job=job if of_record(state) else None)
+    blamed = job if of_record(state) or state == _LOCKED else None
+    return StoreError(". ".join(words), transient=transient(state), job=blamed)

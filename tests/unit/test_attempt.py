@@ -522,3 +522,96 @@ def test_a_runner_that_is_cut_off_stops_before_anybody_can_take_over():
     assert (stopped_ms - START_MS, reason) == (10_000 + 25_000, "unreachable")
     (took_over_ms,) = [at for at, e in b.told if e.name == "start"]
     assert took_over_ms >= START_MS + 10_000 + LEASE_MS > stopped_ms
+
+
+# ---- ctx.finish: the handler's own transaction ends the run --------------------------------------------------------
+
+
+def finishing(**options: Any) -> Attempt:
+    """One whose handler has called ctx.finish just after its start."""
+    run = running(**options)
+    run.finish_inside()
+    run.finish_written()
+    return run
+
+
+def test_after_ctx_finish_the_next_heartbeat_is_sent_one_interval_before_trust_ends():
+    """Earlier ones would only wait for the handler's transaction."""
+    run = finishing()
+    due_ms = DEADLINE_MS - HEARTBEAT_MS
+    assert run.due_boot_ms() == due_ms
+    assert run.tick(due_ms - 1) == []
+    assert kinds(run.tick(due_ms)) == [Beat]
+    assert run.next_beat(due_ms).do == "send"
+
+
+def test_a_heartbeat_refused_in_time_after_ctx_finish_says_that_it_was_committed():
+    """No more heartbeats, no deadline, and whatever the handler does then the record is a success."""
+    run = finishing()
+    run.tick(DEADLINE_MS - 20)
+    run.beat_sent()
+    assert run.beat_answered(False, DEADLINE_MS - 20, DEADLINE_MS - 10) == []
+    assert run.next_beat(DEADLINE_MS).do == "done"
+    assert run.due_boot_ms() is None
+    assert not run.expired(DEADLINE_MS + 60_000)
+    run.handler_ended(None, None, DEADLINE_MS + 60_000)
+    assert run.word == "failed"
+    assert run.word_answered(False, DEADLINE_MS + 60_010) == []
+    assert run.word == "success"
+    assert told(run.word_answered(True, DEADLINE_MS + 60_020)) == [("success", None)]
+
+
+def test_a_heartbeat_accepted_after_ctx_finish_says_that_it_was_rolled_back():
+    """Heartbeats, the deadline and refusals are then as before."""
+    run = finishing()
+    run.beat_sent()
+    sent_ms = DEADLINE_MS - 20
+    assert run.beat_answered(True, sent_ms, sent_ms + 10) == []
+    assert not run.ending_inside
+    assert run.deadline_boot_ms == sent_ms + LEASE_MS - HEARTBEAT_MS
+    assert run.expired(run.deadline_boot_ms)
+    run.beat_sent()
+    assert told(run.beat_answered(False, sent_ms + 100, sent_ms + 110)) == [("lost", "refused")]
+
+
+def test_a_heartbeat_that_was_sent_before_ctx_finish_returned_says_nothing_about_it():
+    """It may have been decided before ctx.finish wrote."""
+    run = running()
+    run.beat_sent()
+    run.finish_inside()
+    run.finish_written()
+    assert run.beat_answered(True, SENT_MS + 20, SENT_MS + 30) == []
+    assert run.ending_inside
+
+
+@pytest.mark.parametrize("policy", ["abort", "continue"])
+def test_a_heartbeat_refused_too_late_after_ctx_finish_stops_the_handler_and_the_last_word_decides(policy):
+    """The transaction was committed late, or rolled back and somebody else took the run over: both refuse."""
+    run = finishing(on_store_loss=policy)
+    run.tick(DEADLINE_MS)
+    assert run.abort_reason == ("unreachable" if policy == "abort" else None)
+    run.beat_sent()
+    run.beat_answered(False, DEADLINE_MS - 20, DEADLINE_MS + 10)
+    assert run.abort_reason == ("unreachable" if policy == "abort" else "refused")
+    run.handler_ended("Aborted: stop", None, DEADLINE_MS + 20)
+    assert run.word == ("release" if policy == "abort" else "failed")
+    run.word_answered(False, DEADLINE_MS + 30)
+    assert run.word == "success"
+
+
+def test_with_the_transaction_of_ctx_finish_still_open_at_the_deadline_the_handler_is_stopped():
+    """Whether it will be committed can't be known, and once it is rolled back the run is taken over."""
+    run = finishing()
+    run.tick(DEADLINE_MS - HEARTBEAT_MS)
+    run.beat_sent()
+    assert told(run.beat_failed(DEADLINE_MS)) == [("lost", "unreachable")]
+    assert run.expired(DEADLINE_MS)
+    assert run.abort_reason == "unreachable"
+
+
+def test_an_undone_ctx_finish_sends_a_heartbeat_at_once():
+    """ctx.confirm found the run held after all: heartbeats were held back meanwhile."""
+    run = finishing()
+    assert kinds(run.finish_undone(SENT_MS + 100)) == [Beat]
+    assert run.next_beat(SENT_MS + 100).do == "send"
+    assert not run.ending_inside

@@ -25,11 +25,11 @@ class Bench:
             connection.execute("CREATE TABLE effects (slot TEXT)")
         connection.close()
 
-    def run(self, handler: Any) -> tuple[str, list[str]]:
+    def run(self, handler: Any, lease: float = 3) -> tuple[str, list[str]]:
         """Runs the handler once; returns how the run is recorded, and the names of the events about it."""
         names: list[str] = []
         over = threading.Event()
-        scheduler = Scheduler(self.store, lease=3, heartbeat=0.2, catch_up=0)
+        scheduler = Scheduler(self.store, lease=lease, heartbeat=0.2, catch_up=0)
         for name in ("success", "failed", "lost", "interrupted"):
             scheduler.on(name, lambda event: (names.append(event.name), over.set()))
         scheduler.every(days=300, name="job")(handler)
@@ -103,6 +103,60 @@ def test_a_handler_that_returns_after_a_finish_that_was_not_committed_has_failed
     error = bench.store.runs("job")[0].error
     assert error is not None
     assert "was not committed" in error
+
+
+@pytest.mark.parametrize("last", ["raise", "return"])
+def test_a_confirm_after_a_finish_that_was_rolled_back_records_nothing(bench: Bench, last: str) -> None:
+    """As in a loop that tries its transaction again: only a finish that is committed makes a success."""
+
+    def handler(ctx: RunContext) -> None:
+        effect(bench, ctx, "ROLLBACK", finish=True)
+        effect(bench, ctx, "COMMIT", finish=False)
+        if last == "raise":
+            raise RuntimeError("after the effect")
+
+    wanted = "failed" if last == "raise" else "success"
+    assert bench.run(handler) == (wanted, [wanted])
+    assert bench.effects() == 1
+
+
+def test_a_finish_that_is_tried_again_after_a_rollback_is_one_success(bench: Bench) -> None:
+    def handler(ctx: RunContext) -> None:
+        effect(bench, ctx, "ROLLBACK", finish=True)
+        effect(bench, ctx, "COMMIT", finish=True)
+
+    assert bench.run(handler) == ("success", ["success"])
+    assert bench.effects() == 1
+
+
+def test_a_run_whose_finish_was_rolled_back_is_kept_by_heartbeats(bench: Bench) -> None:
+    """Else its lease would end, and another attempt begin beside it, while its own checks still pass."""
+    ends: list[datetime] = []
+
+    def handler(ctx: RunContext) -> None:
+        effect(bench, ctx, "ROLLBACK", finish=True)
+        first = bench.store.runs("job")[0].lease_end
+        while len(ends) < 2:
+            ctx.check()
+            run = bench.store.runs("job")[0]
+            if run.lease_end > (ends or [first])[-1]:
+                ends.append(run.lease_end)
+            assert bench.store.ping().now < run.lease_end, "the lease ended while its runner's checks passed"
+            ctx.sleep(0.01)
+
+    assert bench.run(handler, lease=1) == ("success", ["success"])
+
+
+def test_after_a_committed_finish_the_handler_may_go_on_past_the_lease(bench: Bench) -> None:
+    """The record is there: no heartbeat is needed, and nothing stops the handler."""
+
+    def handler(ctx: RunContext) -> None:
+        effect(bench, ctx, "COMMIT", finish=True)
+        run = bench.store.runs("job")[0]
+        while bench.store.ping().now < run.lease_end + timedelta(seconds=0.3):
+            ctx.sleep(0.01)
+
+    assert bench.run(handler, lease=1) == ("success", ["success"])
 
 
 def test_confirm_raises_aborted_once_another_attempt_holds_the_run(bench: Bench) -> None:

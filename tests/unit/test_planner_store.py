@@ -47,6 +47,26 @@ def test_a_trouble_that_somebody_has_to_mend_is_tried_twice_a_minute():
     assert 3 <= len(world.sent("ping")) <= 8
 
 
+def test_locked_records_of_a_job_are_its_own_trouble_and_its_claims_are_sent_until_they_pass():
+    """Some transaction holds them: other jobs' slots start in time, and nothing is skipped."""
+    world = World()
+    a = world.instance(spec("free", every=1, catch_up=0), spec("held", every=10, max_late=9, catch_up=0))
+    world.advance(3_000)
+    locked = Fate(0, 300, Failure("lock timeout", job="held"))
+    world.fate = lambda call: locked if call.job == "held" else DELIVERED
+    world.advance(13_000)
+    world.fate = lambda call: DELIVERED
+    world.advance(2_000)
+    assert [(e.reason, e.job) for e in a.events("store_error")] == [("locked", "held")]
+    assert a.events("store_ok") == []
+    assert a.planner.health.state == "up"
+    assert [e.slot_ms for e in a.events("start") if e.job == "held"] == [START_MS + 10_000]
+    assert a.events("skip") == []
+    starts = [e for e in a.events("start") if e.job == "free"]
+    assert [e.slot_ms for e in starts] == list(range(START_MS + 1_000, START_MS + 18_001, 1_000))
+    assert max(e.at_ms - e.slot_ms for e in starts) < 50
+
+
 def test_a_store_that_answers_pings_but_refuses_writes_is_one_trouble():
     world = World()
     a = world.instance(spec(every=10, max_late=5, catch_up=0))
