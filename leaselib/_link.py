@@ -2,7 +2,7 @@
 
 `StoreClock` keeps the offset between the boot clock and the store's clock. `StoreHealth` decides when the store counts
 as lost, when to try it again, and when trouble is over. `Link` holds both, and notices clock steps and other epochs.
-All are parts of a Planner, and guarded as it is.
+`Loads` says which jobs' unfinished runs are still to be asked for. All are parts of a Planner, and guarded as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ Kind = Literal["ping", "load", "write"]
 SAMPLES = 16
 STEP_MS = 100
 """An offset that is off by more than this, beyond what the round trips explain, is a step of a clock."""
+AGING = 2_000
+"""Two clocks drift apart by at most one part in so many."""
 STALE_MS = 600_000
 """An idle instance asks for the time again after this long."""
 WALL_STEP_MS = 200
@@ -47,15 +49,16 @@ class StoreClock:
         offset_ms = store_ms - (sent_boot_ms + received_boot_ms) // 2
         error_ms = (received_boot_ms - sent_boot_ms) // 2 + 1
         stepped_ms = 0
-        if self.offset_ms is not None:
+        if self.offset_ms is not None and self.sampled_boot_ms is not None:
             difference_ms = offset_ms - self.offset_ms
-            if abs(difference_ms) > error_ms + self._error_ms + STEP_MS:
+            known_ms = self._error_ms + max(0, received_boot_ms - self.sampled_boot_ms) // AGING
+            if abs(difference_ms) > error_ms + known_ms + STEP_MS:
                 stepped_ms = difference_ms
                 self._samples.clear()
         self._samples.append((received_boot_ms, offset_ms, error_ms))
-        best = min(reversed(self._samples), key=lambda s: s[2] + (received_boot_ms - s[0]) // 2000)
+        best = min(reversed(self._samples), key=lambda s: s[2] + (received_boot_ms - s[0]) // AGING)
         self.offset_ms = best[1]
-        self._error_ms = best[2] + (received_boot_ms - best[0]) // 2000
+        self._error_ms = best[2] + (received_boot_ms - best[0]) // AGING
         self.sampled_boot_ms = received_boot_ms
         return stepped_ms
 

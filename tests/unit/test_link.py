@@ -52,6 +52,14 @@ def test_what_round_trips_explain_is_no_step(off_ms: int):
     assert clock.add(1_000, 1_010, 1_005 + off_ms) == 0
 
 
+@pytest.mark.parametrize("ppm", [-400, 400])
+def test_what_two_clocks_drift_apart_over_idle_minutes_is_no_step(ppm: int):
+    """Within 500 ppm, however long nothing was asked."""
+    clock, idle_ms = StoreClock(), STALE_MS + 1_000
+    clock.add(0, 10, 5)
+    assert clock.add(idle_ms, idle_ms + 10, idle_ms + 5 + idle_ms * ppm // 1_000_000) == 0
+
+
 # ---- health -----------------------------------------------------------------------------------------------------
 
 
