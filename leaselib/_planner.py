@@ -39,15 +39,13 @@ class Planner:
         self.calendar = Calendar(chance)
         self.attempts: dict[str, Attempt] = {}  # by token
         self.backups = Backups(chance)
-        self.free = workers
-        self.in_flight = 0
+        self.free, self.in_flight = workers, 0
         self.started = self.stopping = False
         self.last_late_ms: int | None = None
         self._ready: deque[Claim] = deque()
         self._timers: list[tuple[int, int, Claim | Attempt | JobState]] = []  # boot_ms, tie, what
         self._tie = 0
-        self._loads = Loads()
-        self.orphans = Orphans()
+        self._loads, self.orphans = Loads(), Orphans()
 
     # ---- registration -------------------------------------------------------------------------------------------
 
@@ -168,9 +166,13 @@ class Planner:
         self._ready.append(claim)
         claim.queued = True
         if self.free < len(self._ready) and claim.watch is None:
-            late_ms = self.clock.boot_ms(claim.slot_ms + claim.max_late_ms + 1)
-            if late_ms is not None:
-                self._arm(late_ms, claim)
+            self._arm_late(claim)
+
+    def _arm_late(self, claim: Claim) -> None:
+        """Looks again when the claim is too late, as the store's clock is known now."""
+        late_ms = self.clock.boot_ms(claim.slot_ms + claim.max_late_ms + 1)
+        if late_ms is not None:
+            self._arm(late_ms, claim)
 
     def _dispatch(self, boot_ms: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -199,8 +201,11 @@ class Planner:
             self._enqueue(claim)
             return []
         store_ms = self.clock.store_ms(boot_ms)
-        if self.health.state != "up" or store_ms is None or store_ms - claim.slot_ms <= claim.max_late_ms:
+        if self.health.state != "up" or store_ms is None:
             return []  # an outage: what it made late is dealt with when the store is back
+        if store_ms - claim.slot_ms <= claim.max_late_ms:  # the clock was set back, or is known better by now
+            self._arm_late(claim)
+            return []
         if claim.tries:
             return self._missed(job, claim, boot_ms)
         self.orphans.give_up(claim, boot_ms)

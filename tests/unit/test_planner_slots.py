@@ -8,6 +8,7 @@ import pytest
 from harness import DELIVERED, START_MS, Fate, Work, World, lost_answer, lost_request, spec
 
 from leaselib._claims import Claim, Failure, JobSpec
+from leaselib._effects import Ping
 from leaselib._model import from_ms
 from leaselib._options import job_options
 from leaselib.schedules import Every
@@ -73,6 +74,22 @@ def test_a_slot_that_finds_no_worker_within_max_late_is_one_skip_busy():
     assert [(e.job, e.reason, e.slot_ms, e.count) for e in a.events("skip")] == [("two", "busy", slot_ms, 1)]
     world.advance(100_000)
     assert len(world.sent("claim")) == 1, "a slot that was skipped is never claimed"
+
+
+@pytest.mark.parametrize("off_ms", [-90, -5, 5, 90])
+def test_a_slot_that_finds_no_worker_is_one_skip_busy_though_the_stores_clock_is_known_better_meanwhile(off_ms: int):
+    """By a few milliseconds, or by a step too small to be one: the look at the slot is moved, not left out."""
+    world = World()
+    world.work = lambda instance, attempt: Work(100_000)
+    a = world.instance(quiet(name="one", every=600), quiet(name="two", every=600, max_late=20), workers=1)
+    slot_ms = START_MS + 600_000
+    world.advance(slot_ms - START_MS + 10_000)
+    world.store_offset_ms += off_ms
+    known_ms = a.planner.clock.offset_ms
+    a._ping(Ping(1_000))
+    world.advance(10_200)
+    assert a.planner.clock.offset_ms == known_ms + off_ms
+    assert [(e.job, e.reason, e.slot_ms) for e in a.events("skip")] == [("two", "busy", slot_ms)]
 
 
 def test_an_overlap_is_a_skip_that_names_the_run_in_the_way():
