@@ -18,7 +18,7 @@ import fix_stores
 import pytest
 from fix_stores import clock, store, sut  # noqa: F401  fixtures live in the conftest that names them
 
-# Test folders are no packages; `invariants` is shared by every test that records decisions.
+# Most test folders are no packages; the reference of this one is used by the tests of `history` as well.
 sys.path.insert(0, str(Path(__file__).parent / "model"))
 
 LEAK_TIMEOUT_S = 5.0

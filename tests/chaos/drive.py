@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import BEAT_S, SLACK_S, TAKEOVER_S, Cluster, assert_all_started, slots_between, wall_ms
+import history
+from cluster import BEAT_S, SLACK_S, TAKEOVER_S, Cluster, Fact, assert_all_started, slots_between, wall_ms
 from fix_clock_shim import SteppedClock
 from fix_proxy import Proxy
+from history import liveness
 
-import leaselib
 from leaselib._model import to_ms
 
-from . import history, plan
+from . import plan
 from .nemesis import Member, Nemesis
 
 STORES = ("sqlite", "redis", "postgres")
 DEFAULT_SEEDS = {"sqlite": 1, "redis": 2, "postgres": 3}
-KEEP = 100_000
 JOBS: list[Mapping[str, Any]] = [
     {"name": "skip", "do": "work", "seconds": 0.15, "every_ms": 500},
     {"name": "allow", "do": "work", "seconds": 1.0, "every_ms": 700, "overlap": "allow"},
@@ -36,7 +36,6 @@ JOBS: list[Mapping[str, Any]] = [
     {"name": "failing", "do": "work_and_fail", "seconds": 0.1, "every_ms": 900},
     {"name": "saving", "do": "work_and_save", "seconds": 1.2, "every_ms": 2000},
 ]
-SKIP_JOBS = frozenset(str(job["name"]) for job in JOBS if "overlap" not in job)
 PATIENCE_S = 30.0
 """How long a missed bound is waited for, so that the report tells late from never."""
 
@@ -55,7 +54,7 @@ class Result:
     folder: Path
     faults: list[plan.Fault]
     counts: Counter[str]
-    problems: list[history.Problem]
+    problems: list[history.Violation]
     slowest_s: float = 0.0
 
     @property
@@ -153,8 +152,8 @@ def run(store: str, seed: int, seconds: float, folder: Path) -> Result:
     try:
         with contextlib.ExitStack() as opened:
             url, server = opened.enter_context(place(store, folder))
-            cluster = Cluster(url, folder)
-            opened.callback(cluster.close)
+            cluster = Cluster(url, folder, own_server=True)
+            opened.callback(cluster.close, judged=False)
             metronome = Metronome()
             opened.callback(metronome.close)
             crew = opened.enter_context(members(url, server, folder))
@@ -162,7 +161,7 @@ def run(store: str, seed: int, seconds: float, folder: Path) -> Result:
             opened.callback(nemesis.close)
             _carry_out(result, cluster, nemesis, metronome)
     except Exception as error:
-        result.problems.append(history.Problem("run", f"{type(error).__name__}: {error}"))
+        result.problems.append(history.Violation("run", f"{type(error).__name__}: {error}"))
         raise ChaosError(result.report()) from error
     return result
 
@@ -179,18 +178,18 @@ def _carry_out(result: Result, cluster: Cluster, nemesis: Nemesis, metronome: Me
     cluster.stop_all(within_s=8)
     facts = cluster.facts()
     result.problems += _coverage(facts, calm_ms, calm_end_ms)
-    ended_badly = {i.pid: i.popen.returncode for i in cluster.instances if i.pid not in nemesis.killed}
+    ended_badly = {i.pid: i.popen.returncode for i in cluster.instances if i.pid not in cluster.killed}
     for pid, status in ended_badly.items():
         if status != 0:
-            result.problems.append(history.Problem("run", f"process {pid}, which nobody killed, ended with {status}"))
-    records = [record for job in JOBS for record in cluster.store.runs(job["name"], limit=KEEP)]
-    result.problems += history.check(facts, records, skip_jobs=SKIP_JOBS)
-    result.counts = _counts(facts, records)
+            result.problems.append(history.Violation("run", f"process {pid}, which nobody killed, ended with {status}"))
+    found = cluster.history()
+    result.problems += history.check(found)
+    result.counts = _counts(found)
 
 
 def _running_again(
     result: Result, cluster: Cluster, healed: float, metronome: Metronome
-) -> list[history.Problem]:
+) -> list[history.Violation]:
     """Every job passes a check within lease + two heartbeats + its interval + slack of the last fault."""
     problems, late_before_s = [], metronome.late_s
     first: dict[str, float] = {}
@@ -203,12 +202,12 @@ def _running_again(
         took_s = first.get(job["name"])
         if took_s is None or took_s > allowed_s:
             shown = "never" if took_s is None else f"after {took_s:.2f} s"
-            problems.append(history.Problem("L2", f"{job['name']} ran again {shown}, {allowed_s:.2f} s are allowed"))
+            problems.append(history.Violation("L2", f"{job['name']} ran again {shown}, {allowed_s:.2f} s are allowed"))
     result.slowest_s = max(first.values(), default=0.0)
     return problems
 
 
-def _coverage(facts: list[history.Fact], first_ms: int, last_ms: int) -> list[history.Problem]:
+def _coverage(facts: list[Fact], first_ms: int, last_ms: int) -> list[history.Violation]:
     """L1 in peace: the quick jobs start in every slot, but for a few skips that say why."""
     problems = []
     for job in JOBS:
@@ -216,26 +215,26 @@ def _coverage(facts: list[history.Fact], first_ms: int, last_ms: int) -> list[hi
             try:
                 assert_all_started(facts, job["name"], slots_between(job["every_ms"], first_ms, last_ms))
             except AssertionError as error:
-                problems.append(history.Problem("L1", str(error)))
+                problems.append(history.Violation("L1", str(error)))
     return problems
 
 
-def _no_dead_runs(cluster: Cluster) -> list[history.Problem]:
+def _no_dead_runs(cluster: Cluster) -> list[history.Violation]:
     """In peace nothing stays `running` after its lease for longer than it takes a backup to look."""
     names, allowed_ms = [str(job["name"]) for job in JOBS], round((2 * BEAT_S + SLACK_S) * 1000)
     end = time.monotonic() + TAKEOVER_S + max(job["every_ms"] for job in JOBS) / 1000 + SLACK_S
     while True:
         records = cluster.store.unfinished(names)
-        found = history.dead_runs(records, to_ms(cluster.store.ping().now), allowed_ms)
+        found = liveness.dead_runs(records, to_ms(cluster.store.ping().now), allowed_ms)
         if not found or time.monotonic() > end:
             return found
         time.sleep(0.1)
 
 
-def _counts(facts: list[history.Fact], records: list[leaselib.Run]) -> Counter[str]:
+def _counts(found: history.History) -> Counter[str]:
     """How often what was reached."""
     counts: Counter[str] = Counter()
-    for fact in facts:
+    for fact in found.facts:
         if fact["fact"] == "start":
             counts["handler starts"] += 1
             if fact["reason"] != "scheduled":
@@ -244,5 +243,7 @@ def _counts(facts: list[history.Fact], records: list[leaselib.Run]) -> Counter[s
             counts["passed checks"] += 1
         elif fact["fact"] == "event" and fact["event"] in ("lost", "interrupted", "store_error"):
             counts[f"events {fact['event']}"] += 1
-    counts["runs in the store"] = len(records)
+    counts["runs in the store"] = len(found.records)
+    if found.decisions:
+        counts["decisions"] = len(found.decisions)
     return counts

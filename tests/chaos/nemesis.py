@@ -63,7 +63,6 @@ class Nemesis:
         self, cluster: Cluster, members: list[Member], jobs: list[Mapping[str, Any]], server: Any | None
     ) -> None:
         self.cluster, self.members, self.jobs, self.server = cluster, members, jobs, server
-        self.killed: set[int] = set()
         self._journal = os.open(cluster.journal.path, os.O_WRONLY | os.O_APPEND)
         self._undo: list[tuple[float, int, Callable[[], None]]] = []  # by the plan's time
         self._order = itertools.count()
@@ -151,7 +150,6 @@ class Nemesis:
         return _network(member.proxy, fault)
 
     def _kill(self, member: Member) -> Callable[[], None]:
-        self.killed.add(member.process.pid)
         member.process.kill()
         return lambda: self._spawn(member)
 

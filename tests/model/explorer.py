@@ -13,7 +13,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from invariants import Entry, Report, check
+from history.base import Entry
+from history.decisions import Report, check
 from reference import Reference
 
 from leaselib._model import ClaimAnswer, ClaimRequest, Overlap

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from invariants import Entry
+from history.base import Entry
 
 from leaselib import _rules
 from leaselib._model import ClaimAnswer, ClaimRequest, JobMeta, Record

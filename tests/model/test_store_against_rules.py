@@ -13,6 +13,8 @@ from typing import Any, Literal
 import pytest
 from explorer import GAP_MS, JOB, Walk
 from fix_stores import StoreUnderTest
+from history.base import Entry
+from history.decisions import check
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,7 +25,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from invariants import Entry, check
 from side_by_side import SideBySide, options_of
 
 from leaselib._model import ClaimAnswer, ClaimRequest, Record, from_ms, to_ms

@@ -1,12 +1,12 @@
-"""What must hold of a history: the store's decisions, the instances' events, and the bounds of liveness. Pure.
+"""What must hold of a simulated history. Pure.
 
-The decisions go through `invariants.check`, S15, S16, S17 and S25 are seen while the cluster runs; the rest is here:
+Decisions and facts are judged by `history.check`, as those of real processes are. What only a look into the decision
+objects tells, or the plan, is judged here, in the terms of `history.INVARIANTS`; and beside those:
 
-- S18 A refused run has its signal set, and at most one `lost`.
-- S19 Each attempt of an instance that lived to the end has exactly one of success, failed, lost and interrupted as its
-  last event, success and failed at most once and only if the store accepted that finish.
-- L1 From `settled_ms` on every slot has a run, or an answer or an event that says why not.
-- L2 Then no run is dead for longer than lease + two heartbeats + interval (L3, L5: taken over, handed over, ended).
+- S15, S25 while the cluster runs: no handler starts when its lease isn't to be trusted any more; no claim is sent by an
+  instance that was told to stop.
+- S18 A handler whose run was refused is told.
+- L1, L2 (with L3, L5: taken over, handed over, ended) from `settled_ms` on.
 - L9 Nobody watches a run for long after its end.
 - L12 After the end nothing is left: no attempt, no call under way, every worker free.
 """
@@ -16,16 +16,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import invariants
+import history
 from harness import START_MS
+from history import liveness
+from history.processes import LAST
 
-from leaselib._model import ClaimAnswer
+from leaselib._model import ClaimAnswer, Record
 
-from .cluster import Cluster, slots
-from .plan import Plan, bound_ms
+from .cluster import Cluster, Member, slots
+from .plan import Plan
 
 Problem = tuple[str, str]
-LAST = ("success", "failed", "lost", "interrupted")
+EPSILON_MS = 300
+"""Beside two heartbeats a takeover may take the time of a check's request and answer."""
 
 
 def run(plan: Plan) -> tuple[Cluster, list[Problem]]:
@@ -33,10 +36,9 @@ def run(plan: Plan) -> tuple[Cluster, list[Problem]]:
     cluster = Cluster(plan).carry_out()
     problems = [*coverage(cluster), *dead_runs(cluster), *watches(cluster)]
     cluster.shut_down()
-    report = invariants.check(cluster.entries)
-    problems += [(violation.id, str(violation)) for violation in report.violations]
+    problems += [(violation.id, str(violation)) for violation in history.check(cluster.history())]
     problems += cluster.problems
-    problems += [*last_words(cluster), *left_over(cluster)]
+    problems += [*untold(cluster), *left_over(cluster)]
     return cluster, problems
 
 
@@ -53,23 +55,58 @@ def coverage(cluster: Cluster) -> Iterator[Problem]:
             if event.name == "skip" and event.job is not None and event.slot_ms is not None:
                 told = range(event.count or 1)  # one event may stand for several slots in a row
                 dealt.update((event.job, event.slot_ms + n * every_ms[event.job]) for n in told)
+    due: list[tuple[str, int]] = []
     for job in plan.jobs:
         first_ms = START_MS + plan.settled_ms + cluster.store_offset_ms
         last_ms = cluster.store_ms - round(job.options["jitter"] * 1000) - 2_000
         if any(member.planner.free < 1 for member in cluster.living()):
             last_ms -= round(job.options["max_late"] * 1000)  # until then a claim waits for a free worker
-        for slot_ms in slots(job, first_ms, last_ms):
-            if (job.name, slot_ms) not in dealt:
-                yield "L1", f"slot {slot_ms} of {job.name} was lost: no run, no answer, no event"
+        due += [(job.name, slot_ms) for slot_ms in slots(job, first_ms, last_ms)]
+    yield from ((violation.id, violation.text) for violation in liveness.coverage(due, dealt))
 
 
 def dead_runs(cluster: Cluster) -> Iterator[Problem]:
-    """L2, L3, L5, at the end of the calm time."""
-    bounds = {job.name: bound_ms(job) for job in cluster.plan.jobs}
-    for record in cluster.store.all_records():
-        dead_ms = cluster.store_ms - record.lease_end_ms
-        if record.status == "running" and dead_ms > bounds[record.job] and record.slot_ms <= cluster.store_ms:
-            yield "L2", f"{record} has been dead for {dead_ms} ms, allowed are {bounds[record.job]}"
+    """L2, L3, L5, of the runs that died or were released in the calm time."""
+    offset_ms, plan = cluster.store_offset_ms, cluster.plan
+    allowed_ms = {job.name: round(2_000 * job.options["heartbeat"]) + EPSILON_MS for job in plan.jobs}
+    since_ms, told = START_MS + plan.settled_ms + offset_ms, _told_of(cluster)
+
+    def late(record: Record, over_ms: int, decided_ms: int) -> bool:
+        bound_ms = over_ms + allowed_ms[record.job]
+        return (
+            over_ms >= since_ms
+            and decided_ms > bound_ms
+            and any(
+                member.could_take_over(over_ms - offset_ms, bound_ms - offset_ms) and first_ms < over_ms
+                for member, first_ms in told.get((record.job, record.slot_ms), ())
+            )
+        )
+
+    over: dict[tuple[str, int], tuple[Record, int]] = {}
+    for index, entry in enumerate(cluster.entries):
+        if entry.op == "loss":
+            over = {}
+        for record in entry.puts:
+            key = (record.job, record.slot_ms)
+            before = over.pop(key, None)
+            if before is not None and index >= cluster.settled_index and late(*before, entry.now_ms):
+                yield "L2", f"{before[0]} was over at {before[1]}, and next decided at {entry.now_ms}"
+            if record.status == "running":
+                over[key] = (record, entry.now_ms if record.released else record.lease_end_ms)
+    for record, over_ms in over.values():
+        if late(record, over_ms, cluster.store_ms):
+            yield "L2", f"{record} was over at {over_ms}, and not decided by {cluster.store_ms}"
+
+
+def _told_of(cluster: Cluster) -> dict[tuple[str, int], list[tuple[Member, int]]]:
+    """Who was told by the store that a run is alive elsewhere, so watches it; and when first, on the store's clock."""
+    members = {member.name: member for member in cluster.everyone}
+    found: dict[tuple[str, int], dict[str, int]] = {}
+    for entry in cluster.entries:
+        if isinstance(entry.answer, ClaimAnswer) and entry.answer.outcome == "running":
+            name = entry.token.split("-")[1]
+            found.setdefault((entry.job, entry.slot_ms), {}).setdefault(name, entry.now_ms)
+    return {key: [(members[name], ms) for name, ms in of.items()] for key, of in found.items()}
 
 
 def watches(cluster: Cluster) -> Iterator[Problem]:
@@ -87,28 +124,14 @@ def watches(cluster: Cluster) -> Iterator[Problem]:
                 yield "L9", f"{member.name} still watches slot {slot_ms} of {job}, which ended {ended_ms} ms ago"
 
 
-def last_words(cluster: Cluster) -> Iterator[Problem]:
-    """S18 and S19."""
-    accepted = {(e.token, e.status) for e in cluster.entries if e.op == "finish" and e.answer is True}
+def untold(cluster: Cluster) -> Iterator[Problem]:
+    """S18, the runner's side of it."""
     for member in cluster.everyone:
-        words = member.last_words()
-        for token, events in words.items():
-            names = [event.name for event in events]
-            counts = Counter(names)
-            if max(counts.values()) > 1 or len(set(names) - {"lost"}) > 1 or "lost" in names[1:]:
-                yield "S19", f"{token} on {member.name} was told to be {names}"
-            for event in events:
-                if event.name in ("success", "failed") and (token, event.name) not in accepted:
-                    yield "S19", f"{token} on {member.name} is a {event.name} that the store never accepted"
-                if event.name == "lost" and event.reason == "refused" and token in cluster.handlers:
-                    ended = any(e.name in LAST and e is not event for e in events)
-                    if token not in member.signals and event.duration_ms is None and not ended:
-                        yield "S18", f"{token} on {member.name} was refused, and its handler not told"
-        if member.dead:
-            continue
-        for token, owner in cluster.handlers.items():
-            if owner == member.name and token not in words:
-                yield "S19", f"{token} on {member.name} started, and has no last event"
+        ended = Counter(event.token for _, event in member.told if event.name in LAST)
+        for _, event in member.told:
+            refused = event.name == "lost" and event.reason == "refused" and event.token in cluster.handlers
+            if refused and event.token not in member.signals and event.duration_ms is None and ended[event.token] == 1:
+                yield "S18", f"{event.token} on {member.name} was refused, and its handler not told"
 
 
 def left_over(cluster: Cluster) -> Iterator[Problem]:
@@ -155,7 +178,7 @@ def reached(cluster: Cluster) -> Counter[str]:
     return counts
 
 
-def _count_claim(counts: Counter[str], entry: invariants.Entry, answer: ClaimAnswer) -> None:
+def _count_claim(counts: Counter[str], entry: history.Entry, answer: ClaimAnswer) -> None:
     record = answer.record
     counts["trimmed"] += len(entry.drops)
     counts["doomed"] += len(answer.interrupted)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from harness import START_MS, Call, Instance, StoreClock, Work, World, spec
-from invariants import Entry
+from history import Entry, Fact, History, JobProfile
 
 from leaselib._attempt import Attempt
 from leaselib._claims import Failure, JobSpec
-from leaselib._effects import Effect, Emit
+from leaselib._effects import Effect
 from leaselib._model import ClaimAnswer, Record, from_ms
 from leaselib.errors import StoreError
 
@@ -41,8 +42,10 @@ class Cluster(World):
         plan: what is carried out.
         entries: the store's decisions, in its order.
         problems: what was seen to be wrong while it ran, as (invariant, text).
-        quiet: whether the store has kept its clock and its data so far.
+        facts: what the instances would journal if they were processes, but for their events; see `history`.
+        quiet_until: when the store first lost data, or its clock was stepped; in the world's time.
         counts: how often each branch was reached, of those that are seen only while it runs.
+        settled_index: how many decisions there were when the bounds of liveness began to hold.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -51,9 +54,11 @@ class Cluster(World):
         self.entries: list[Entry] = []
         self.problems: list[tuple[str, str]] = []
         self.counts: Counter[str] = Counter()
-        self.quiet = True
+        self.facts: list[Fact] = []
+        self.quiet_until = math.inf
+        self.settled_index = 0
         self.active: list[Fault] = []
-        self.handlers: dict[str, str] = {}  # token: the instance that started its handler
+        self.handlers: set[str] = set()  # tokens
         self.everyone: list[Member] = []  # also those that are gone
         self._stores = 0
         self._snapshots: list[tuple[int, dict[str, Any]]] = []
@@ -70,7 +75,9 @@ class Cluster(World):
             self.at(START_MS + fault.at_ms, None, lambda fault=fault: self._strike(fault))
         for number, name in enumerate(plan.instances):
             self.at(START_MS + 37 * (number % 40), None, lambda name=name: self._join(name, 0, version=0))
-        self.advance(plan.end_ms)
+        self.advance(plan.settled_ms)
+        self.settled_index = len(self.entries)
+        self.advance(plan.end_ms - plan.settled_ms)
         return self
 
     def shut_down(self) -> Cluster:
@@ -115,27 +122,56 @@ class Cluster(World):
 
     def _decided(self, entry: Entry) -> None:
         self.entries.append(entry)
-        answer = entry.answer
-        if isinstance(answer, ClaimAnswer) and answer.outcome == "won" and answer.record is not None and entry.puts:
-            self._check_honest(entry, answer.record)
+        answer, request = entry.answer, entry.request
+        if isinstance(answer, ClaimAnswer) and answer.outcome == "won" and request is not None:
+            started = answer.record
+            if started is not None and started.started_ms == entry.now_ms:
+                self.note("decided", entry.token.split("-")[1], started, overlap=request.overlap)
+                self._note_who_trusts(started)
 
-    def _check_honest(self, entry: Entry, started: Record) -> None:
-        """S17: whoever would still pass `ctx.check()` now, of a run that has just begun anew or been replaced."""
-        if not self.quiet:
+    def note(self, kind: str, pid: str, record: Record, **fields: Any) -> None:
+        """A fact about an attempt."""
+        self.facts.append(
+            {
+                "t": self.now_ms,
+                "fact": kind,
+                "pid": pid,
+                "job": record.job,
+                "slot": record.slot_ms,
+                "attempt": record.attempt,
+                "token": record.token,
+                **fields,
+            }
+        )
+
+    def _note_who_trusts(self, started: Record) -> None:
+        """A passed check of every handler of the job that would still pass `ctx.check()` now: S1, S17."""
+        if self.now_ms >= self.quiet_until:
             return
         for member in self.living():
             for attempt in member.planner.attempts.values():
-                mine, options = attempt.record, attempt.spec.options
+                mine = attempt.record
                 if attempt.phase != "running" or mine.job != started.job or mine.token == started.token:
                     continue
-                both_skip = options.overlap == "skip" and entry.request is not None and entry.request.overlap == "skip"
-                if mine.slot_ms != started.slot_ms and not both_skip:
-                    continue
-                trusting = mine.token not in member.signals and not attempt.expired(member.boot_ms)
-                if trusting and options.on_store_loss == "abort":
-                    self.problems.append(
-                        ("S17", f"{mine.token} on {member.name} trusts its lease, and {started.token} has started")
-                    )
+                if mine.token not in member.signals and not attempt.expired(member.boot_ms):
+                    self.note("effect", member.name, mine, at=self.now_ms)
+
+    def history(self) -> History:
+        """All that happened, in the terms in which real processes are judged as well."""
+        facts = list(self.facts)
+        for member in self.everyone:
+            facts += member.told_facts()
+            if not member.dead:
+                facts.append({"t": self.now_ms, "fact": "main-end", "pid": member.name})
+        versions = {job.name: [_spec(job, version).options for version in (0, 1)] for job in self.plan.jobs}
+        return History(
+            self.entries,
+            facts,
+            [record.to_run() for record in self.store.all_records()],
+            {name: JobProfile.of(options) for name, options in versions.items()},
+            self.quiet_until,
+            kept=all(entry.op != "loss" for entry in self.entries),
+        )
 
     # ---- members -------------------------------------------------------------------------------------------------
 
@@ -177,7 +213,7 @@ class Cluster(World):
         elif kind == "reset":
             self._lost_all()
         elif kind == "store-step":
-            self.quiet = False
+            self._disquiet()
             self.store_offset_ms += fault.amount
         elif isinstance(who, Member) and not who.dead:
             self._strike_member(fault, who)
@@ -191,6 +227,10 @@ class Cluster(World):
         elif fault.kind == "stop" and not who.planner.stopping:
             self.at(self.now_ms, who, who.stop)
             self._return(fault, who)
+        elif fault.kind == "die":
+            who.kill()
+        elif fault.kind == "leave":
+            self.at(self.now_ms, who, who.stop)
         elif fault.kind == "wall-step":
             who.wall_offset_ms += fault.amount
         elif fault.kind == "manual":
@@ -208,7 +248,7 @@ class Cluster(World):
 
     def _fail_over(self, fault: Fault) -> None:
         """The replica heard nothing of the last `amount` ms; it was copied when those began, that is now."""
-        self.quiet = False
+        self._disquiet()
         snapshot, store = self.store.snapshot(), self.store
 
         def lose() -> None:
@@ -218,8 +258,11 @@ class Cluster(World):
 
         self.at(self.now_ms + fault.amount, None, lose)
 
+    def _disquiet(self) -> None:
+        self.quiet_until = min(self.quiet_until, self.now_ms)
+
     def _lost_all(self) -> None:
-        self.quiet = False
+        self._disquiet()
         self.entries.append(Entry("loss", "", self.store_ms))
         self.store = self._new_store()
 
@@ -235,6 +278,8 @@ class Member(Instance):
         place: the name of its place in the plan; after a restart another member has it.
         trusted: token: the boot time just before the last successful claim or heartbeat was sent.
         stopped_ms: when it was told to stop, in the world's time.
+        gone_ms: when its process ended, in the world's time.
+        busy: since when it has had a free worker, or none: (the world's time, whether it has one).
     """
 
     world: Cluster
@@ -246,6 +291,8 @@ class Member(Instance):
         self.wall_offset_ms = plan.wall_offset_ms[place]
         self.trusted: dict[str, int] = {}
         self.stopped_ms: int | None = None
+        self.gone_ms: int | None = None
+        self.busy: list[tuple[int, bool]] = [(cluster.now_ms, True)]
         self._net = random.Random(f"{plan.seed}-net-{self.name}")
 
     @property
@@ -267,7 +314,14 @@ class Member(Instance):
     def remember(self, attempt: Attempt, value: str, *, flush: bool) -> None:
         """The handler calls ctx.checkpoint."""
         if attempt.phase == "running":
+            self.world.note("saving", self.name, attempt.record, value=json.loads(value))
             self.decide(lambda now_ms: attempt.checkpoint(value, now_ms, flush=flush))
+
+    def _note_saved(self, call: Call) -> None:
+        """The store is known to have the checkpoint that went along."""
+        attempt = self.planner.attempts.get(call.token or "")
+        if attempt is not None and call.body is not None:
+            self.world.note("saved", self.name, attempt.record, value=json.loads(call.body))
 
     def manual_if_it_can(self, job: str) -> None:
         """run_now, which waits for the store's clock first."""
@@ -293,6 +347,8 @@ class Member(Instance):
             good = result.outcome == "won" if call.kind == "claim" else call.kind == "heartbeat" and result
             if good and call.token is not None:
                 self.trusted[call.token] = max(sent_ms, self.trusted.get(call.token, sent_ms))
+            if result is True and call.kind in ("heartbeat", "release"):
+                self._note_saved(call)
             answered(result)
 
         _Sent(self, call, execute, take, failed).go(_Way(self._net, call, cluster, self.place))
@@ -300,16 +356,17 @@ class Member(Instance):
     # ---- handlers ------------------------------------------------------------------------------------------------
 
     def _start(self, attempt: Attempt) -> None:
-        """S15, S16: a handler starts once per token, and while the lease is to be trusted."""
+        """S15: a handler starts while the lease is to be trusted."""
         token, cluster = attempt.record.token, self.world
         options = attempt.spec.options
         last_ms = self.trusted.get(token)
         trust_ends_ms = None if last_ms is None else last_ms + attempt.record.lease_ms - options.margin_ms
         if trust_ends_ms is None or self.boot_ms >= trust_ends_ms:
             cluster.problems.append(("S15", f"{token} starts on {self.name} with trust until {trust_ends_ms}"))
-        if token in cluster.handlers:
-            cluster.problems.append(("S16", f"{token} starts on {self.name}, and did on {cluster.handlers[token]}"))
-        cluster.handlers[token] = self.name
+        cluster.handlers.add(token)
+        record = attempt.record
+        resume = None if record.checkpoint is None else json.loads(record.checkpoint)
+        cluster.note("start", self.name, record, fence=record.fence, resume=resume)
         if last_ms is not None and self.boot_ms - last_ms >= options.heartbeat_ms:
             cluster.counts["slow start"] += 1
         super()._start(attempt)
@@ -323,14 +380,37 @@ class Member(Instance):
         """See Instance."""
         if not self.dead:
             super().decide(decision)
+            has_free = self.planner.free > 0
+            if has_free != self.busy[-1][1]:
+                self.busy.append((self.world.now_ms, has_free))
 
-    def last_words(self) -> dict[str, list[Emit]]:
-        """The events about each token after its start, by token."""
-        found: dict[str, list[Emit]] = {}
-        for _, event in self.told:
-            if event.token is not None and event.name in ("success", "failed", "lost", "interrupted"):
-                found.setdefault(event.token, []).append(event)
-        return found
+    def kill(self) -> None:
+        """The process ends at once."""
+        self.gone_ms = self.world.now_ms
+        super().kill()
+
+    def could_take_over(self, since_ms: int, until_ms: int) -> bool:
+        """Whether it was there with a free worker all that time, in the world's time, and not told to stop."""
+        left = [ms for ms in (self.gone_ms, self.stopped_ms) if ms is not None]
+        if min(left, default=until_ms + 1) <= until_ms:
+            return False
+        before = [free for at_ms, free in self.busy if at_ms <= since_ms]
+        return bool(before) and before[-1] and all(free for at_ms, free in self.busy if since_ms < at_ms <= until_ms)
+
+    def told_facts(self) -> Iterator[Fact]:
+        """Its events about attempts, as facts."""
+        for at, event in self.told:
+            if event.token is not None:
+                yield {
+                    "t": at,
+                    "fact": "event",
+                    "pid": self.name,
+                    "event": event.name,
+                    "job": event.job,
+                    "slot": event.slot_ms,
+                    "attempt": event.attempt,
+                    "token": event.token,
+                }
 
 
 class _Sent:

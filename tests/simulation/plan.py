@@ -17,6 +17,8 @@ CROWD = 300
 STORE_FAULTS = ("outage", "freeze-store", "refuse-writes", "failover", "reset", "store-step")
 INSTANCE_FAULTS = ("crash", "pause", "stop", "cut", "drop-answers", "delay", "duplicate", "hold", "wall-step", "manual")
 FAULTS = STORE_FAULTS + INSTANCE_FAULTS
+LAST_FAULTS = ("die", "leave")
+"""In the calm time one instance may die or be stopped for good: how soon others go on is judged to the millisecond."""
 RUNNER = "runner"
 """Of a fault's `who`: whichever instance runs something when it happens."""
 WINDOWS = ("outage", "freeze-store", "refuse-writes", "cut", "drop-answers", "delay", "duplicate", "hold")
@@ -63,7 +65,7 @@ class Plan:
     drift_ppm: dict[str, int]
     wall_offset_ms: dict[str, int]
     faults: tuple[Fault, ...]
-    calm_ms: int  # no faults from here on
+    calm_ms: int  # no faults from here on, but for one of LAST_FAULTS once it has settled
     settled_ms: int  # and from here on the bounds of liveness must hold
     end_ms: int
 
@@ -83,7 +85,7 @@ def plan(seed: int) -> Plan:
     settle_ms = max(bound_ms(job) for job in jobs)
     calm_ms = max(span_ms * 4 // 5, 1)
     end_ms = max(span_ms, calm_ms + settle_ms + 6 * max(job.every_ms for job in jobs))
-    return Plan(
+    made = Plan(
         seed,
         jobs,
         names,
@@ -95,6 +97,7 @@ def plan(seed: int) -> Plan:
         settled_ms=calm_ms + settle_ms,
         end_ms=end_ms,
     )
+    return replace(made, faults=made.faults + _last_faults(made))
 
 
 def bound_ms(job: JobPlan) -> int:
@@ -138,6 +141,15 @@ def _faults(
     lease_ms = max(round(job.options["lease"] * 1000) for job in jobs)
     made = [one(chance, chance.choice(kinds), names, lease_ms, calm_ms) for _ in range(chance.choice((2, 6, 12, 25)))]
     return tuple(sorted(made, key=lambda fault: fault.at_ms))
+
+
+def _last_faults(made: Plan) -> tuple[Fault, ...]:
+    """In two of three histories an instance is lost for good, while it runs something if possible."""
+    chance = random.Random(f"last-{made.seed}")
+    if chance.random() < 1 / 3:
+        return ()
+    at_ms = chance.randrange(made.settled_ms, made.settled_ms + (made.end_ms - made.settled_ms) // 2)
+    return (Fault(chance.choice(LAST_FAULTS), at_ms, RUNNER),)
 
 
 def one(chance: random.Random, kind: str, names: tuple[str, ...], lease_ms: int, calm_ms: int) -> Fault:

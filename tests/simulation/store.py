@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-from invariants import Entry
+from history import Entry
 
 from leaselib import _clock
 from leaselib._model import ClaimAnswer, ClaimRequest, Record

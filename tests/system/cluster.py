@@ -20,13 +20,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import history
+from history import audit, processes
 
 import leaselib
-from leaselib._model import from_ms
+from leaselib._model import from_ms, to_ms
+from leaselib._options import JobOptions, JobOptionsDict, job_options
 from leaselib.events import EVENT_NAMES
 
 HERE = Path(__file__).resolve().parent
@@ -41,6 +45,9 @@ TAKEOVER_S = LEASE_S + 2 * BEAT_S
 OPTIONS: dict[str, Any] = {"lease": LEASE_S, "heartbeat": BEAT_S, "jitter": 0.05, "stop_timeout": 4}
 OWN_FAULTS = ("internal error", "Fatal Python error", "Exception in thread", "Exception ignored", "Logging error")
 """What no instance may ever write to its stderr, whatever a test does to it."""
+
+KEEP = 100_000
+"""So many of a job's runs are judged, the newest."""
 
 Fact = dict[str, Any]
 
@@ -82,6 +89,15 @@ CLUSTER_STORES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
 }
 DEFAULT_STORES = ("sqlite",)
 """What these tests run on unless `--stores` says otherwise."""
+
+
+def audited(url: str, *, own_server: bool = False) -> audit.Audit | None:
+    """Begins to audit a store, if it is a file or a server of one's own, and of a kind that can be audited."""
+    if not (own_server or url.startswith("sqlite")):
+        return None
+    with contextlib.closing(leaselib.open_store(url)) as store:
+        store.ping()  # makes the tables, if it is a file
+    return audit.attach(url)
 
 
 # ---- waiting --------------------------------------------------------------------------------------------------------
@@ -176,6 +192,7 @@ class Instance:
     def kill(self) -> float:
         """SIGKILL; returns when."""
         at = time.monotonic()
+        self._cluster.killed.add(self.pid)
         self.popen.kill()
         self.popen.wait()
         return at
@@ -221,6 +238,8 @@ class Instance:
 
     def send(self, do: str, **fields: Any) -> int:
         """Gives a command; returns its number."""
+        if do == "add":
+            self._cluster.know([fields["job"]], self.conf["options"])
         self._numbers += 1
         assert self.popen.stdin is not None
         self.popen.stdin.write(json.dumps({"number": self._numbers, "do": do, **fields}).encode() + b"\n")
@@ -233,16 +252,24 @@ class Instance:
 
 
 class Cluster:
-    """Instances that share a store, and their journal."""
+    """Instances that share a store, and their journal.
 
-    def __init__(self, url: str, folder: Path) -> None:
+    own_server: whether nobody else uses the store's server, so that it may be audited.
+    killed: the processes that somebody killed; they owe no last words.
+    """
+
+    def __init__(self, url: str, folder: Path, *, own_server: bool = False) -> None:
         self.url, self.folder = url, folder
         self.journal = Journal(folder / "journal")
         self.instances: list[Instance] = []
+        self.killed: set[int] = set()
+        self._options: dict[str, list[JobOptions]] = {}
+        self._excused: set[str] = set()
         self.store = leaselib.open_store(url)
         create_schema = getattr(self.store, "create_schema", None)
         if create_schema is not None:
             create_schema()
+        self._audit = audited(url, own_server=own_server)
         self._wall_minus_monotonic_ms = wall_ms() - time.monotonic() * 1000
 
     @property
@@ -273,9 +300,18 @@ class Cluster:
         path = os.pathsep.join(p for p in (str(ROOT), str(HERE), env.get("PYTHONPATH", "")) if p)
         return {**os.environ, "LEASELIB_TEST": json.dumps(conf), **env, "PYTHONPATH": path}
 
+    def know(self, jobs: list[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
+        """Remembers how jobs are configured, for the judge of histories."""
+        for job in jobs:
+            given = {k: value for k, value in {**options, **job}.items() if k in JobOptionsDict.__annotations__}
+            self._options.setdefault(job["name"], []).append(job_options(given))
+
     def configured(self, jobs: list[Mapping[str, Any]], options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         """What an instance is told."""
         options = {**OPTIONS, **options}
+        self.know(jobs, options)
+        if isinstance(self._audit, audit.RedisAudit):
+            more = {"before_scripts": self._audit.script, **more}
         return {"url": self.url, "journal": str(self.journal.path), "jobs": jobs, "options": options, **more}
 
     def run(self, command: list[str], conf: Mapping[str, Any], env: Mapping[str, str]) -> Instance:
@@ -394,27 +430,56 @@ class Cluster:
         for instance in live:
             instance.ended(within_s)
 
-    def close(self) -> None:
-        """Kills what still runs, descendants included, and looks for faults of leaselib's own."""
+    def history(self) -> history.History:
+        """What is known of this cluster, with the store's decisions if it is audited."""
+        jobs = {name: history.JobProfile.of(options) for name, options in self._options.items()}
+        killed = [{"fact": "killed", "pid": pid} for pid in self.killed]
+        found = [] if self._audit is None else audit.decisions(self._audit.changes(), jobs, self.store.namespace)
+        records = [run for job in self.store.jobs() for run in self.store.runs(job, limit=KEEP)]
+        return history.History(found, self.facts() + killed, records, jobs)
+
+    def excuse(self, *ids: str, why: str) -> None:
+        """The test brings about what these invariants don't cover."""
+        assert why
+        self._excused.update(ids)
+
+    def judge(self) -> None:
+        """Fails if the history breaks an invariant."""
+        assert_holds(self.history(), self._excused)
+
+    def close(self, *, judged: bool = True) -> None:
+        """Kills what still runs, descendants included; looks for faults of leaselib's own, and judges the history."""
         for instance in self.instances:
             if instance.popen.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     instance.popen.stdin.close()
             if instance.alive():
-                instance.popen.kill()
+                instance.kill()
             instance.popen.wait()
         reaped = {i.pid for i in self.instances}
         for pid in {f["pid"] for f in self.facts()} - reaped:
             with contextlib.suppress(OSError):  # it has ended
                 if str(self.journal.path).encode() in Path(f"/proc/{pid}/environ").read_bytes():
                     os.kill(pid, signal.SIGKILL)
-        self.store.close()
-        self.journal.close()
+                    self.killed.add(pid)
+        try:
+            if judged:
+                self.judge()
+        finally:
+            self.store.close()
+            self.journal.close()
         faults = [word for word in OWN_FAULTS if word in self.complaints()]
         assert not faults, f"{faults} in {self.complaints()}"
 
 
 # ---- checks on whole journals ---------------------------------------------------------------------------------------
+
+
+def assert_holds(found: history.History, excused: Collection[str] = ()) -> None:
+    """The history breaks no invariant, but perhaps those that are excused."""
+    violations = [violation for violation in history.check(found) if violation.id not in excused]
+    shown = "\n".join(map(str, violations[:10]))
+    assert not violations, f"the history breaks {len(violations)} times what must hold:\n{shown}"
 
 
 def assert_started_once(facts: list[Fact]) -> None:
@@ -458,18 +523,36 @@ def gone(pid: int) -> bool:
 
 
 class Recorder:
-    """Listens to every event of a scheduler in this process. Called by its events thread, read by the test's."""
+    """Listens to every event of a scheduler in this process. Called by its events thread, read by the test's.
+
+    made: all since somebody emptied it; `own_history` does.
+    """
+
+    made: ClassVar[list[Recorder]] = []
 
     def __init__(self, scheduler: leaselib.Scheduler) -> None:
+        self.made.append(self)
+        self.scheduler = scheduler
+        self.facts: list[Fact] = []
         self._events: list[leaselib.Event] = []
         self._changed = threading.Condition()
         for name in EVENT_NAMES:
             scheduler.on(name, self._take)
 
     def _take(self, event: leaselib.Event) -> None:
+        fields = {name: getattr(event, name) for name in ("job", "attempt", "token", "reason")}
+        slot_ms = None if event.slot is None else to_ms(event.slot)
+        fact = {"t": time.monotonic(), "fact": "event", "pid": event.runner, "event": event.name, "slot": slot_ms}
         with self._changed:
+            self.facts.append({**fact, **fields})
             self._events.append(event)
             self._changed.notify_all()
+
+    def told_all(self) -> bool:
+        """Whether every run of which it heard the start has ended in one way or another."""
+        with self._changed:
+            started = {event.token for event in self._events if event.name == "start"}
+            return started <= {event.token for event in self._events if event.name in processes.LAST}
 
     def events(self, name: str, **match: Any) -> list[leaselib.Event]:
         """All events so far of that name, with such attributes."""
@@ -486,3 +569,27 @@ class Recorder:
 
     def _matching(self, name: str, match: Mapping[str, Any]) -> list[leaselib.Event]:
         return [e for e in self._events if e.name == name and fits({k: getattr(e, k) for k in match}, match)]
+
+
+def own_history(url: str, decided: audit.Audit | None) -> history.History:
+    """What is known of the schedulers in this process that recorders listened to, once they are all stopped.
+
+    A run that none of them told of isn't held against them: not every scheduler of a test has a listener. A handler may
+    outlive `stop()`, so its last event is waited for.
+    """
+    recorders, facts, options = list(Recorder.made), list[Fact](), dict[str, list[JobOptions]]()
+    Recorder.made.clear()
+    recorders = list({id(recorder.scheduler): recorder for recorder in recorders}.values())
+    with contextlib.suppress(AssertionError):  # the judge will say it better
+        until(lambda: all(recorder.told_all() for recorder in recorders), "handlers' last events", SLACK_S + LEASE_S)
+    for recorder in recorders:
+        facts += recorder.facts
+        for job in recorder.scheduler.jobs.values():
+            options.setdefault(job.name, []).append(job_options(job.options))
+    facts += [{**fact, "fact": "main-end"} for fact in facts if fact["event"] == "stopped"]
+    told = {fact["token"] for fact in facts}
+    jobs = {name: history.JobProfile.of(them) for name, them in options.items()}
+    with contextlib.closing(leaselib.open_store(url)) as store:
+        records = [run for job in store.jobs() for run in store.runs(job, limit=KEEP)]
+        found = [] if decided is None else audit.decisions(decided.changes(), jobs, store.namespace)
+    return history.History(found, facts, [r for r in records if r.status == "running" or r.token in told], jobs)

@@ -39,6 +39,13 @@ import leaselib
 from leaselib.events import EVENT_NAMES
 
 CONF: dict[str, Any] = json.loads(os.environ["LEASELIB_TEST"])
+
+if "before_scripts" in CONF:  # Lua of an audit's, which sees what all scripts do
+    from leaselib.stores import _assets
+
+    _load = _assets.load
+    _assets.load = lambda folder, name: (CONF["before_scripts"] if name == "common.lua" else "") + _load(folder, name)
+
 JOURNAL = os.open(CONF["journal"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 STARTED = threading.Semaphore(0)  # released once per handler start in this process
 GO: dict[str, threading.Event] = defaultdict(threading.Event)  # by job; ends handlers that hold on
@@ -100,6 +107,8 @@ def loop(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
             time.sleep(0.002)
     finally:
         note("last-check", **who(ctx), at=passed)
+        if passed:
+            note("effect", **who(ctx), at=passed)
 
 
 def deaf(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
@@ -125,32 +134,37 @@ def own_error(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
 
 def remember(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
     """Checkpoints what it resumed from and its own attempt, then sleeps until `go`."""
-    ctx.checkpoint([*(ctx.resume or []), f"{ctx.attempt} é"], flush=job.get("flush", False))
+    save(ctx, [*(ctx.resume or []), f"{ctx.attempt} é"], flush=job.get("flush", False))
     note("checkpointed", **who(ctx))
     hold(ctx, job)
 
 
-def work(ctx: leaselib.RunContext, job: dict[str, Any], *, save: bool = False) -> None:
+def save(ctx: leaselib.RunContext, value: Any, *, flush: bool) -> None:
+    """Checkpoints, with a fact before, and one after if the store has it for certain."""
+    note("saving", **who(ctx), value=value)
+    ctx.checkpoint(value, flush=flush)
+    if flush:
+        note("saved", **who(ctx), value=value)
+
+
+def work(ctx: leaselib.RunContext, job: dict[str, Any], *, saves: bool = False) -> None:
     """Side effects in a row, each after a check that passed; a fact says when that check began.
 
-    With `save` each effect is checkpointed, with a fact before, and one after the store has it.
+    With `saves` each effect is checkpointed.
     """
     end, number = time.monotonic() + seconds_of(ctx, job), 0
     while (began := time.monotonic()) < end or not number:
         ctx.check()
         number += 1
-        note("effect", **who(ctx), at=began, fence=ctx.fence)
-        if save:
-            value = [ctx.attempt, number]
-            note("saving", **who(ctx), value=value)
-            ctx.checkpoint(value, flush=True)
-            note("saved", **who(ctx), value=value)
+        note("effect", **who(ctx), at=began)
+        if saves:
+            save(ctx, [ctx.attempt, number], flush=True)
         time.sleep(0.05)
 
 
 def work_and_save(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
     """As `work`, with a checkpoint after each effect."""
-    work(ctx, job, save=True)
+    work(ctx, job, saves=True)
 
 
 def work_and_fail(ctx: leaselib.RunContext, job: dict[str, Any]) -> None:
@@ -222,11 +236,19 @@ def who(ctx: leaselib.RunContext) -> dict[str, Any]:
     return {"job": ctx.job, "slot": ms(ctx.slot), "attempt": ctx.attempt, "token": ctx.token, "runner": ctx.runner}
 
 
+def note_if_held(ctx: leaselib.RunContext) -> None:
+    """Notes an effect if the run is held, as far as this process can tell."""
+    began = time.monotonic()
+    if not ctx.signal.is_set():
+        note("effect", **who(ctx), at=began)
+
+
 def handler_of(job: dict[str, Any]) -> Any:
     """The handler of a job: its `do`, with facts around it."""
 
     def handler(ctx: leaselib.RunContext) -> None:
         note("start", **who(ctx), reason=ctx.reason, fence=ctx.fence, resume=ctx.resume)
+        note_if_held(ctx)
         STARTED.release()
         how = "returned"
         try:
@@ -235,6 +257,7 @@ def handler_of(job: dict[str, Any]) -> Any:
             how = type(error).__name__
             raise
         finally:
+            note_if_held(ctx)
             note("end", **who(ctx), how=how, abort_reason=ctx.abort_reason)
 
     return handler

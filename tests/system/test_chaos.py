@@ -5,12 +5,14 @@ The seeds are fixed here; `python -m tests.chaos` from the project's root draws 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos import drive, plan, sweep
+from cluster import Cluster
 from fix_proxy import Proxy
 
 pytestmark = pytest.mark.system
@@ -30,6 +32,7 @@ def test_no_rule_is_broken_under_faults_and_all_jobs_run_again_afterwards(store:
     assert result.counts["starts by takeover"] + result.counts["starts by hand-over"] >= 1, result.summary
     assert result.counts["events lost"] >= 1, result.summary
     assert result.counts["passed checks"] >= 1000, result.summary
+    assert result.counts["decisions"] >= 2 * result.counts["handler starts"] > 0, result.summary
 
 
 @pytest.mark.parametrize("store", drive.STORES)
@@ -71,3 +74,21 @@ def test_a_lost_answer_costs_no_run_and_doubles_none(server: tuple[str, str, Any
     assert told.starts[-1] == (told.run.attempt, told.run.token)
     assert told.run.handovers == len(attempts) - 1
     assert told.reasons[1:] == ["hand-over"] * (len(attempts) - 1)
+
+
+def test_a_cluster_whose_history_is_wrong_fails_when_it_is_closed(tmp_path: Path) -> None:
+    """By what a process journaled, and by what the store decided; not if the test has said why that is right."""
+    fact = {"t": 1.0, "fact": "start", "pid": 1, "job": "job", "slot": 0, "attempt": 1, "token": "a", "fence": 1}
+    line = json.dumps({**fact, "resume": None}) + "\n"
+    for name, lines, wanted in (("journal", [line, line], "S16"), ("store", [line], "S15"), ("excused", [line], "")):
+        folder = tmp_path / name
+        folder.mkdir()
+        cluster = Cluster(f"sqlite:///{folder / 'leases.db'}", folder)
+        cluster.store.claim("job", cluster.store.now(), "b", "r", lease=1)
+        cluster.journal.path.write_text("".join(lines))
+        if not wanted:
+            cluster.excuse("S15", why="this test invents the fact")
+            cluster.close()
+        else:
+            with pytest.raises(AssertionError, match=f"(?s)what must hold.*{wanted}"):
+                cluster.close()

@@ -1,40 +1,8 @@
 """The safety properties of a store, checked on a list of its decisions in one pass. Pure; any thread may call it.
 
-An `Entry` is one decision: what was asked, at which time of the store's clock, what was answered, and what changed. The
-list is in the store's own order of decisions. Whoever records them (the reference driver, a simulation, an audit table
-of a real store) is trusted for the order and for the changes; everything else is judged from there.
-
-The identifiers:
-
-- S1 At most one run of a job is live after every decision, if all claims of the job say `skip`. A `skip` claim never
-  starts an attempt while another run of the job is live, whoever started that one.
-- S2 Attempts of a run are 1, 2, 3 and on; each has a token that no other attempt anywhere has.
-- S3 The next attempt starts only once the lease in force is over, or was released.
-- S4 A heartbeat, finish or release is true only with the current token, while running and not released; or it repeats
-  a finish or release that was accepted, and then changes nothing. A refused one changes nothing.
-- S5 A released run stays released until its next attempt: nothing renews it, and its claim isn't won again.
-- S6 An ended run never changes. `success` and `failed` come from a finish only, `interrupted` from a claim only.
-- S7 A new run never starts after one of a later slot that isn't in the store's future (`skip` jobs).
-- S8 An attempt after the first never starts once such a later run has started (`skip` jobs). Of the runs that it
-  removed a store remembers the highest slot only: while that lies in its future, the other removed ones don't count.
-- S9 A slot is started as attempt 1 once, through trimming, purging and steps of the clock.
-- S10 Starts of a run that no hand-over preceded are at most the largest max_attempts of its claims.
-- S11 A new run starts at most its allowed lateness + 10 s late.
-- S12 A new run starts at most a second early.
-- S13 A run becomes `interrupted` only if it isn't live, and has no attempts left or a newer run has started. (Or one of
-  the two lies in the store's future, whose clock was set back, and a `skip` claim started the other one in the same
-  step: the dead one's runner must not renew beside it.)
-- S14 One token yields one attempt: every `won` for it names the same run, attempt and fence.
-- S20 The fence of each start of a job is greater than all before; it never changes otherwise. (After a loss of data
-  whose fences a clock that was set back can't make up for, only than those that are left.)
-- S21 A run's checkpoint is the last one that was accepted for it.
-- S22 A claim removes only ended runs that are outside the newest history_size and older than any claim may ask for; a
-  purge removes running ones only by force; nothing else removes any.
-- S24 An operation on one job changes no other job and no other namespace.
-- S28 A claim's answer names the token of the claim.
-
-All of them hold also when the store's clock is stepped. A store that loses data is excused from S2 and S9 for what it
-lost, if the loss is recorded as an entry.
+The list is in the store's own order of decisions. Whoever records them (the reference driver, a simulation, an audit
+table of a real store) is trusted for the order and for the changes; everything else is judged from there. What an
+invariant says stands in `base.INVARIANTS`; those of a store's decisions are S1 to S14, S18, S20 to S22, S24 and S28.
 """
 
 from __future__ import annotations
@@ -42,59 +10,14 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from leaselib._model import ClaimAnswer, ClaimRequest, Record
+
+from .base import Entry, Violation
 
 EARLY_MS = 1_000
 LATE_TOLERANCE_MS = 10_000
 TRIM_MARGIN_MS = 60_000
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One decision of a store.
-
-    job: which job it was about; of a `loss`: which job's data was lost, or "" for all of the namespace.
-    now_ms: the store's clock when it decided.
-    answer: a claim's answer; whether a heartbeat, finish or release was accepted; how many runs a purge removed.
-    puts: every record that it wrote, as it is stored afterwards.
-    drops: job and slot of every record that it removed.
-    request: what a claim asked.
-    status, error, checkpoint: what a finish, heartbeat or release brought.
-    force: whether a purge may remove running runs.
-    elsewhere: other namespaces in which something changed with it.
-    floor_ms: of a `loss`: the floor that the job still has; `puts` are the records that it still has.
-    """
-
-    op: Literal["claim", "heartbeat", "finish", "release", "purge", "loss"]
-    job: str
-    now_ms: int
-    answer: ClaimAnswer | bool | int = 0
-    puts: tuple[Record, ...] = ()
-    drops: tuple[tuple[str, int], ...] = ()
-    slot_ms: int = 0
-    token: str = ""
-    request: ClaimRequest | None = None
-    status: str | None = None
-    error: str | None = None
-    checkpoint: str | None = None
-    force: bool = False
-    namespace: str = "default"
-    elsewhere: tuple[str, ...] = ()
-    floor_ms: int | None = None
-
-
-@dataclass(frozen=True)
-class Violation:
-    """An entry of the list that breaks an invariant."""
-
-    id: str
-    index: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.id} at entry {self.index}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -131,7 +54,7 @@ def check(entries: Iterable[Entry]) -> Report:
             continue
         key = (entry.namespace, entry.job)
         job = jobs.setdefault(key, _Job(entry.namespace, entry.job, key in skip_jobs, tokens))
-        found += [Violation(id_, index, text) for id_, text in job.take(entry)]
+        found += [Violation(id_, text, index) for id_, text in job.take(entry)]
     return Report(found, quiet)
 
 
@@ -168,6 +91,7 @@ class _Life:
     checkpoint: str | None = None
     finishes: dict[str, str] = field(default_factory=dict)
     releases: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)  # tokens that held the run once, and were told that they don't
 
 
 def _survivor(record: Record, before: _Life) -> _Life:
@@ -287,7 +211,7 @@ class _Job:
     def _answer(self, entry: Entry, life: _Life) -> Found:
         if isinstance(entry.answer, ClaimAnswer):
             yield from self._claim_answer(entry, entry.answer)
-        elif entry.op != "purge":
+        elif entry.op not in ("purge", "claim"):
             yield from self._accepted(entry, life)
 
     def _claim_answer(self, entry: Entry, answer: ClaimAnswer) -> Found:
@@ -320,6 +244,10 @@ class _Job:
             yield "S4", f"a {entry.op} with {entry.token!r} was accepted, but the run is {run}"
         if entry.puts and not (entry.answer and current):
             yield "S4", f"a {entry.op} with {entry.token!r} that was refused or repeated changed {entry.puts}"
+        if entry.op == "heartbeat" and not entry.answer and entry.token in self.tokens:
+            life.refused.add(entry.token)
+        elif entry.answer and entry.puts and entry.token in life.refused:
+            yield "S18", f"a {entry.op} with {entry.token!r} was accepted, and a heartbeat of it refused before"
         if entry.answer and current:
             if entry.op == "finish":
                 life.finishes[entry.token] = entry.status or ""
@@ -338,7 +266,8 @@ class _Job:
             yield from self._birth(entry, record, request, life)
         else:
             yield from self._next_attempt(entry, record, before)
-        if record.attempt != life.attempt + 1:
+        born_again = record.attempt == 1 and before is None  # that is S9
+        if record.attempt != life.attempt + 1 and not born_again:
             yield "S2", f"attempt {record.attempt} of slot {record.slot_ms} follows attempt {life.attempt}"
         if record.token in self.tokens:
             yield "S2", f"token {record.token!r} of {self.tokens[record.token]} started attempt {record.attempt} too"
