@@ -154,7 +154,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A store operation that failed, in words. `job` is set if only that job's records are at fault, or locked."""
+    """A store operation that failed, in words. `job` is set if only that job's records are at fault, or away."""
 
     error: str
     permanent: bool = False

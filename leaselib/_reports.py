@@ -43,8 +43,8 @@ class Reports:
         return self.skip(claim.spec, claim.slot_ms, "missed", boot_ms, error="older than the store's data")
 
     def job_error(self, failure: Failure, job: str, slot_ms: int | None, boot_ms: int) -> Emit:
-        """One job's records can't be read, or somebody holds them locked; the others go on."""
-        at_ms, reason = self._clock.store_ms(boot_ms), "malformed" if failure.malformed else "locked"
+        """One job's records can't be read, or can't be reached for now; the others go on."""
+        at_ms, reason = self._clock.store_ms(boot_ms), "malformed" if failure.malformed else "unreachable"
         return Emit("store_error", at_ms, job, slot_ms, reason=reason, error=failure.error)
 
     def store_error(self, failure: Failure, boot_ms: int) -> Emit:

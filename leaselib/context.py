@@ -147,12 +147,21 @@ class RunContext:
         """Makes sure, inside your own open transaction, that this attempt holds the run until that transaction ends.
 
         For handlers whose effects go to the store's own database: PostgreSQL (a psycopg connection, or SQLAlchemy's on
-        psycopg) or the same SQLite file (a sqlite3 connection). Call it before the effect, or right before the commit:
-        no other attempt can start before the transaction has ended.
+        psycopg) or the same SQLite file (a sqlite3 connection, or SQLAlchemy's). Call it before the effect, or right
+        before the commit: no other attempt can start before the transaction has ended.
+
+        Call it outside savepoints: one inside a savepoint that is rolled back protects nothing. In a PostgreSQL
+        transaction at REPEATABLE READ or SERIALIZABLE it has to be the first statement, and can't be followed by
+        `finish`, which has to be the first one too; see there.
 
         Raises:
             Aborted: another attempt holds the run, or the handler should stop; roll back.
-            ConfigurationError: no such connection, or no transaction is open in it.
+            ConfigurationError: no such connection, no transaction is open in it, or it goes to another database.
+            StoreError: leaselib's schema can't be used over this connection: it isn't there, or the role lacks the
+                grants; roll back.
+            psycopg.Error, sqlite3.Error: whatever else the driver reports, such as psycopg's SerializationFailure (at
+                those levels, if the run's record has changed since the transaction's first statement) or SQLite's
+                `database is locked`; the transaction can only be rolled back. A new one tells whether the run is held.
         """
         self.check()
         if not self._execution.confirm(connection):
@@ -161,11 +170,20 @@ class RunContext:
     def finish(self, connection: Any) -> None:
         """Records the run's success inside your own open transaction: effect and record commit together or not at all.
 
-        Connections as for `confirm`. Call it last, commit, and return: no heartbeat is sent from here on.
+        Connections as for `confirm`. Call it last, commit, and return: no heartbeat is sent from here on. Outside
+        savepoints: one that is rolled back takes the record with it.
+
+        A PostgreSQL transaction at REPEATABLE READ or SERIALIZABLE is the exception: call it *first*, as the very first
+        statement, then do the effect, then commit, all within the lease. Called later, it raises SerializationFailure
+        if a heartbeat was stored since the transaction's first statement. Nothing is lost then: roll back, and do it
+        again in a new transaction. READ COMMITTED, the default, needs none of this.
 
         Raises:
             Aborted: another attempt holds the run, or the handler should stop; roll back.
-            ConfigurationError: no such connection, or no transaction is open in it.
+            ConfigurationError: no such connection, no transaction is open in it, or it goes to another database.
+            StoreError: leaselib's schema can't be used over this connection: it isn't there, or the role lacks the
+                grants; roll back.
+            psycopg.Error, sqlite3.Error: as for `confirm`; nothing was recorded.
         """
         self.check()
         if not self._execution.finish_inside(connection):

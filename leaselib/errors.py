@@ -25,8 +25,8 @@ class StoreError(LeaselibError):
         transient: True if trying again, without a restart and without anybody's help, may succeed (connection lost,
             file locked, disk full, server restarting). False if somebody has to mend something first: the message
             says what.
-        job: the job's name if only this job's records are at fault, or (transient) held locked by another transaction;
-            None if it is about the store as a whole.
+        job: the job's name if only this job's records are at fault or (transient) can't be reached for now, being
+            locked by another transaction or on a node that is away; None if it is about the store as a whole.
     """
 
     def __init__(self, message: str, *, transient: bool = False, job: str | None = None) -> None:

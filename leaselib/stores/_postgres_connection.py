@@ -78,34 +78,18 @@ else:
 class Connection:
     """One session of the server, in autocommit: each statement is a transaction of its own."""
 
-    def __init__(self, pgconn: pq.abc.PGconn) -> None:
-        self._pgconn = pgconn
+    def __init__(self, conninfo: bytes) -> None:
+        """Begins to connect, to one host only, so that libpq has nothing to choose from; `connect` has to follow."""
+        self._pgconn = pq.PGconn.connect_start(conninfo)
         self._warnings: list[bytes] = []
         self.broken = False
 
-    @classmethod
-    def open(cls, conninfo: bytes, deadline: Deadline, track: set[Connection]) -> Connection:
+    def connect(self, deadline: Deadline) -> None:
         """Connects.
 
-        Args:
-            conninfo: one host only, so that libpq has nothing to choose from.
-            deadline: when to give up.
-            track: gets the connection before it is made, so that the child of a fork finds it.
-
         Raises:
-            Failure: it didn't come about; `broken`.
+            Failure: it didn't come about; what is left can only be closed.
         """
-        connection = cls(pq.PGconn.connect_start(conninfo))
-        track.add(connection)
-        try:
-            connection._connect(deadline)
-        except BaseException:
-            track.discard(connection)
-            connection.close()
-            raise
-        return connection
-
-    def _connect(self, deadline: Deadline) -> None:
         pgconn = self._pgconn
         while pgconn.status != pq.ConnStatus.BAD:
             state = pgconn.connect_poll()

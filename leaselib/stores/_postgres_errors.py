@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+
 from leaselib.errors import StoreError
 
 CONFLICTS = frozenset({"40001", "40P01"})
@@ -71,6 +73,8 @@ _CONNECT_PERMANENT = {
     "server does not support ssl": "28000",
     "certificate verify failed": "28000",
     "does not match host name": "28000",
+    "certificate file": "28000",  # this side's own: not there, or not readable
+    "private key file": "28000",
     "no such database": "3D000",
 }
 _CONNECT_FULL = ("too many clients", "connection slots", "too many connections", "no more connections allowed")
@@ -114,9 +118,10 @@ def connect_sqlstate(message: str) -> str | None:
     for words, sqlstate in _CONNECT_PERMANENT.items():
         if words in lowered:
             return sqlstate
-    if "does not exist" in lowered:
-        return "28000" if 'role "' in lowered else "3D000"
-    return None
+    missing = re.search(r'(role|database) ".*" does not exist', lowered)
+    if missing is None:
+        return None
+    return "3D000" if missing[1] == "database" else "28000"
 
 
 def store_error(failure: Failure, what: str, where: str, job: str | None) -> StoreError:

@@ -1,8 +1,8 @@
 """The pool of a PostgresStore: connections on demand, last in first out, and nothing that runs by itself.
 
-One lock guards the list of idle connections, the set of all open ones and the count of those in use; it is never held
-while the network is waited for. Any thread may call anything. After a fork the child makes a new pool and only calls
-`forget` on the old one.
+One lock guards all that changes: the idle connections, the set of all open ones, how many patient operations are under
+way, which host worked last, and whether the server is full. It is never held while the network is waited for. Any
+thread may call anything. After a fork the child makes a new pool and only calls `forget` on the old one.
 
 Looking up a host's name is the one thing that can't be given a deadline, so it happens in a thread of its own, at most
 one per name, which ends by itself; whoever asked waits no longer than it may.
@@ -25,7 +25,7 @@ from leaselib.stores._postgres_errors import STALE, Failure, transient
 from leaselib.stores._postgres_url import Address, Target
 
 FULL_PAUSE_S = 1.0
-"""A server that has no connection left is asked for one at most once in this time."""
+"""A server that has said that it has no connection left is asked again by one caller at most in this time."""
 
 
 class Pool:
@@ -121,11 +121,11 @@ class Pool:
     # ---- connecting ----------------------------------------------------------------------------------------------
 
     def _connect(self, deadline: Deadline) -> Connection:
-        full = self._full
-        if full is not None and _clock.SYSTEM.boot_ns() < full[0]:
-            raise Failure(f"{full[1]} (asked less than {FULL_PAUSE_S:g} s ago)", full[1].sqlstate)
+        self._heed_full()
         targets = self._address.targets
-        order = [(self._first + step) % len(targets) for step in range(len(targets))]
+        with self._changed:
+            first = self._first
+        order = [(first + step) % len(targets) for step in range(len(targets))]
         failures: list[Failure] = []
         for tried, index in enumerate(order):
             try:
@@ -133,13 +133,25 @@ class Pool:
             except Failure as error:
                 failures.append(error)
             else:
-                self._first, self._full = index, None
+                with self._changed:
+                    self._first, self._full = index, None
                 return connection
         worst = next((f for f in failures if transient(f.sqlstate)), failures[0])
         failure = Failure("; ".join(dict.fromkeys(map(str, failures))), worst.sqlstate)
         if failure.sqlstate == "53300":
-            self._full = (_clock.SYSTEM.boot_ns() + int(FULL_PAUSE_S * 1e9), failure)
+            with self._changed:
+                self._full = (_full_until_ns(), failure)
         raise failure
+
+    def _heed_full(self) -> None:
+        """Refuses at once while a full server isn't to be asked; whoever may ask makes the others wait meanwhile."""
+        with self._changed:
+            if self._full is None:
+                return
+            until_ns, failure = self._full
+            if _clock.SYSTEM.boot_ns() < until_ns:
+                raise Failure(f"{failure} (asked less than {FULL_PAUSE_S:g} s ago)", failure.sqlstate)
+            self._full = (_full_until_ns(), failure)
 
     def _connect_to(self, target: Target, deadline: Deadline) -> Connection:
         """Tries one host, each of its addresses for an equal share of the time."""
@@ -149,11 +161,27 @@ class Pool:
         for tried, address in enumerate(addresses):
             share = deadline.share(len(addresses) - tried, self._address.connect_timeout)
             try:
-                return Connection.open(target.conninfo(address), share, self._open)
+                return self._open_one(target.conninfo(address), share)
             except Failure:
                 if tried == len(addresses) - 1:
                     raise
         raise AssertionError("a host has at least one address")
+
+    def _open_one(self, conninfo: bytes, deadline: Deadline) -> Connection:
+        connection = Connection(conninfo)
+        with self._changed:
+            self._open.add(connection)  # before it is made, so that the child of a fork finds it
+        try:
+            connection.connect(deadline)
+        except BaseException:
+            self._drop(connection)
+            raise
+        return connection
+
+
+def _full_until_ns() -> int:
+    """Until when a server that is full now is not asked again, on the boot clock."""
+    return _clock.SYSTEM.boot_ns() + int(FULL_PAUSE_S * 1e9)
 
 
 class _Question:

@@ -17,6 +17,8 @@ from leaselib.stores._postgres_url import check_schema
 FOLDER = "sql/postgres"
 VERSION = 2
 """The schema version that this library needs."""
+NO_COLUMN = "42703"
+"""Some other program's table schema_version; what creates the schema says so."""
 LOCK_TIMEOUT_MS = 3_000
 """How long a migration waits for a table, since whoever comes after it waits too. It is tried again later."""
 
@@ -43,6 +45,9 @@ def locked(schema: str, sql: str, wait_ms: int) -> str:
     """
     key = f"pg_catalog.hashtextextended('leaselib schema {check_schema(schema)}', 0)"
     return (
+        # Or a role's own default would have it look at the database as it was before it had the lock.
+        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;\n"
+        "SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);\n"
         f"SELECT pg_catalog.set_config('lock_timeout', '{wait_ms}', true);\n"
         f"SELECT pg_catalog.pg_advisory_xact_lock({key});\n"
         f"SELECT pg_catalog.set_config('lock_timeout', '{min(wait_ms, LOCK_TIMEOUT_MS)}', true);\n"
@@ -91,18 +96,25 @@ def found_version(connection: Connection, schema: str, deadline: Deadline) -> in
     """The schema's version if this library may use it; 0 if there is none yet.
 
     Raises:
-        StoreError: it is newer than this library knows, and doesn't serve it.
+        StoreError: it is newer than this library knows, and doesn't serve it; or the database isn't in UTF8.
         Failure: it can't be read.
     """
-    sql = f"SELECT v.version, v.serves::pg_catalog.text FROM {quoted(schema)}.schema_version AS v"  # noqa: S608
+    asked = "v.version, v.serves::pg_catalog.text, pg_catalog.current_setting('server_encoding')"
+    sql = f"SELECT {asked} FROM {quoted(schema)}.schema_version AS v"  # noqa: S608
     try:
         rows = connection.execute(sql.encode(), [], deadline)
     except Failure as failure:
-        if failure.sqlstate in NO_SCHEMA:
+        if failure.sqlstate in NO_SCHEMA or failure.sqlstate == NO_COLUMN:
             return 0
         raise
     if not rows:
         return 0
+    if rows[0][2] != b"UTF8":
+        raise StoreError(
+            f"leaselib needs a database with the encoding UTF8, and the encoding of this one, which has its schema "
+            f"{schema!r}, is {(rows[0][2] or b'').decode()}. Use another one: CREATE DATABASE name ENCODING 'UTF8' "
+            f"TEMPLATE template0"
+        )
     version = int(rows[0][0] or 0)
     serves = {int(part) for part in (rows[0][1] or b"{}").strip(b"{}").split(b",") if part.isdigit()}
     # A newer library's migration lists the older ones that may go on with its schema, beside itself.

@@ -31,7 +31,6 @@ _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 # What a connection gets unless the URL says otherwise. TCP notices a silent peer by itself, beside leaselib's own
 # deadlines; Kerberos is asked only if the URL wants it, which saves a round trip and a wait for its servers.
 _DEFAULTS = {
-    "client_encoding": "utf8",
     "fallback_application_name": "leaselib",
     "keepalives_idle": "15",
     "keepalives_interval": "5",
@@ -90,7 +89,7 @@ def parse(url: str) -> Address:
     """Reads a URL without touching the network.
 
     Raises:
-        ConfigurationError: it isn't one that PostgreSQL's libpq takes.
+        ConfigurationError: it isn't one that PostgreSQL's libpq takes, or a service file is to name the hosts.
     """
     if not isinstance(url, str) or not url.startswith(("postgresql://", "postgres://")):
         found = f"one that begins with {url.partition(':')[0][:20]!r}" if isinstance(url, str) else type(url).__name__
@@ -108,6 +107,7 @@ def parse(url: str) -> Address:
     secrets = [v for k, v in params.items() if re.search("pass|secret|token", k) and k != "passfile"]
     for key, value in _DEFAULTS.items():
         params.setdefault(key, value)
+    params["client_encoding"] = "utf8"  # whatever the URL says: it is what leaselib sends and reads
     if "PGGSSENCMODE" not in os.environ:
         params.setdefault("gssencmode", "disable")
     schema = own.get("schema")
@@ -153,6 +153,12 @@ def _take_own(url: str) -> tuple[str, dict[str, str]]:
 
 def _targets(params: dict[str, str]) -> tuple[Target, ...]:
     """One target per host, so that each can be given its share of the time."""
+    if ("service" in params or "PGSERVICE" in os.environ) and not (params.get("host") or params.get("hostaddr")):
+        # libpq would read the hosts there, and look them up without a deadline.
+        raise ConfigurationError(
+            "the URL leaves its host to a service (service= or PGSERVICE), and leaselib has to know each host to keep "
+            "its time-outs. Write the host in the URL: postgresql://host:5432/?service=NAME takes the rest from there"
+        )
     hosts = (params.get("host") or os.environ.get("PGHOST") or "").split(",")
     addresses = (params.get("hostaddr") or os.environ.get("PGHOSTADDR") or "").split(",")
     count = max(len(hosts), len(addresses))

@@ -190,6 +190,67 @@ def test_confirm_waits_for_a_takeover_that_is_being_committed(
     assert answers == [False]
 
 
+CLAIM = "SELECT leaselib.claim_1(%s, 'job', %s, 't2', 'r2', 30000, 9, %s, 600000, 600000, 9, 'scheduled', %s, 5000)"
+
+
+@pytest.mark.parametrize("level", list(psycopg.IsolationLevel))
+@pytest.mark.parametrize("way", ["takeover", "newer slot", "newer slot beside it"])
+@pytest.mark.parametrize("name", ["confirm", "finish_inside"])
+def test_whoever_waits_for_a_claim_sees_what_it_decided(
+    server: PostgresServer,
+    store: PostgresStore,
+    own: psycopg.Connection[Any],
+    level: psycopg.IsolationLevel,
+    way: str,
+    name: str,
+) -> None:
+    """The claim itself, held open before its commit: the run that it takes or ends is nobody else's afterwards."""
+    slot = win(store)
+    expire(server, store)
+    own.isolation_level = level
+    answers: list[object] = []
+
+    def call() -> None:
+        try:
+            answers.append(getattr(store, name)(own, "job", slot, "t1"))
+        except psycopg.errors.SerializationFailure:
+            answers.append("again")
+
+    takeover = way == "takeover"
+    args = (store.namespace, to_ms(slot) + (0 if takeover else 1), "allow" if "beside" in way else "skip")
+    with server.admin() as other, other.transaction():
+        (answer,) = other.execute(CLAIM, (*args, 1 if takeover else None)).fetchone() or ()
+        assert answer[1] == "won", answer
+        thread = threading.Thread(target=call)
+        thread.start()
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%_2(%'"
+        wait_until(lambda: server.sql(waiting), f"{name} to wait")
+    thread.join(10)
+    own.rollback()
+    strict = level in (psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE)
+    assert answers == (["again"] if strict else [False])
+    assert not getattr(store, name)(own, "job", slot, "t1")
+    own.rollback()
+
+
+def test_a_confirmed_transaction_that_is_idle_for_too_long_gives_the_run_free(
+    server: PostgresServer, store: PostgresStore, own: psycopg.Connection[Any]
+) -> None:
+    """With idle_in_transaction_session_timeout, which the README recommends: whoever wakes up can't commit any more."""
+    slot = win(store)
+    own.execute("SET idle_in_transaction_session_timeout = '300ms'")
+    own.commit()
+    assert store.confirm(own, "job", slot, "t1")
+    own.execute("INSERT INTO effects VALUES ('job', 0, 'frozen')")
+    expire(server, store)
+    assert store.claim("job", slot, "t2", "r", takeover_of=1).outcome == "running"
+    wait_until(lambda: store.claim("job", slot, "t2", "r", takeover_of=1).outcome == "won", "the takeover")
+    with pytest.raises(psycopg.Error):
+        own.commit()
+    assert server.sql("SELECT * FROM effects WHERE token = 'frozen'") == []
+    own.close()
+
+
 def test_connections_that_will_do(server: PostgresServer, store: PostgresStore) -> None:
     """psycopg's, with any row factory, in autocommit inside `transaction()`; SQLAlchemy's through its driver's."""
     slot = win(store)

@@ -14,8 +14,9 @@ from datetime import datetime, timedelta
 import psycopg
 import pytest
 from fix_proxy import Proxy
-from fix_servers_postgres import PostgresServer, postgres_server, wait_until
+from fix_servers_postgres import Heard, PostgresServer, postgres_server, wait_until
 
+from leaselib import Every, Scheduler
 from leaselib.errors import StoreError
 from leaselib.stores._postgres import PostgresStore
 
@@ -218,6 +219,46 @@ def test_sessions_ended_in_mid_run_and_in_mid_commit_lose_nothing(server: Postgr
         assert len(runs) >= count
 
 
+def test_a_schedulers_jobs_go_on_after_every_session_was_ended(server: PostgresServer, store: PostgresStore) -> None:
+    """In the middle of a claim: one store_error, one store_ok, the slot that it was about and the next ones run."""
+    heard = Heard()
+    scheduler = Scheduler(store, lease=6, heartbeat=0.5, catch_up=0, jitter=0, max_late=30)
+    for name in ("start", "success", "failed", "lost", "store_error", "store_ok"):
+        scheduler.on(name, heard.add)
+    scheduler.add(lambda ctx: ctx.check(), Every(seconds=1), name="job")
+    with scheduler:
+        heard.wait(lambda: heard.count("success") >= 1)
+        with server.admin() as other, other.transaction():
+            other.execute("SELECT FROM leaselib.jobs WHERE namespace = %s FOR UPDATE", (store.namespace,))
+            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%claim_1%'"
+            wait_until(lambda: server.sql(waiting), "a claim that is under way")
+            held = max(event.slot for event in heard.events if event.slot is not None)
+            terminate(server)
+        heard.wait(lambda: heard.count("store_ok") == 1)
+        before = heard.count("success")
+        heard.wait(lambda: heard.count("success") >= before + 2)
+    assert (heard.count("store_error"), heard.count("store_ok")) == (1, 1)
+    assert (heard.count("failed"), heard.count("lost")) == (0, 0)
+    slots = [event.slot for event in heard.events if event.name == "success"]
+    assert len(slots) == len(set(slots))
+    assert held + timedelta(seconds=1) in slots, "the slot whose claim was cut off"
+
+
+def test_sessions_ended_between_two_slots_are_not_told(server: PostgresServer, store: PostgresStore) -> None:
+    """A pool of ended sessions is no trouble with the store."""
+    heard = Heard()
+    scheduler = Scheduler(store, catch_up=0, jitter=0)
+    for name in ("success", "store_error"):
+        scheduler.on(name, heard.add)
+    scheduler.add(lambda ctx: ctx.check(), Every(days=300), name="job")
+    with scheduler:
+        wait_until(lambda: store._pool._idle, "an idle session")
+        terminate(server)
+        assert scheduler.run_now("job") == "won"
+        heard.wait(lambda: heard.count("success") == 1)
+    assert heard.count("store_error") == 0
+
+
 def test_a_read_only_server_is_waited_for(server: PostgresServer, store: PostgresStore) -> None:
     """Restarted with default_transaction_read_only: transient, reads go on; then as if nothing had been."""
     slot = due(store)
@@ -244,7 +285,7 @@ def test_a_read_only_server_is_waited_for(server: PostgresServer, store: Postgre
 
 
 def test_a_full_server_is_asked_once_a_second(server: PostgresServer) -> None:
-    """No connection left: transient, no stampede, and over when there is one again."""
+    """By all threads together, once it has said so. Transient, and over when there is a connection again."""
     server.sql(
         "DROP ROLE IF EXISTS plain",
         "CREATE ROLE plain LOGIN",
@@ -258,17 +299,39 @@ def test_a_full_server_is_asked_once_a_second(server: PostgresServer) -> None:
         while True:
             others.append(psycopg.connect(server.url("plain")))
     log = server.folder / "postgres.log"
+    pause, enough = threading.Event(), threading.Event()
+    errors: list[StoreError] = []
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            with pytest.raises(StoreError, match=r"53300.*max_connections") as caught:
+                own.now(timeout=1)
+            errors.append(caught.value)
+        except BaseException as failure:
+            failures.append(failure)
+
+    def keep_asking() -> None:
+        while not enough.is_set() and not failures:
+            ask()
+            pause.wait(0.01)
+
+    ask()
     before = log.read_text(errors="replace").count("FATAL:")
     began = time.monotonic()
-    errors = []
-    for _ in range(200):
-        with pytest.raises(StoreError, match=r"53300.*max_connections") as caught:
-            own.now(timeout=1)
-        errors.append(caught.value)
+    threads = [threading.Thread(target=keep_asking) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    pause.wait(3.5)  # the very thing that is measured: how often it is asked in that time
+    enough.set()
+    for thread in threads:
+        thread.join(10)
     took = time.monotonic() - began
     asked = log.read_text(errors="replace").count("FATAL:") - before
+    assert not failures, failures
+    assert len(errors) > 200
     assert all(error.transient for error in errors)
-    assert asked <= 2 * (took + 1), f"{asked} connects in {took:.1f} s"  # with and without TLS
+    assert 2 <= asked <= 2 * (took + 1), f"{asked} refusals in {took:.1f} s"  # with and without TLS
     for connection in others:
         connection.close()
     assert until_done(own.now)[0]

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from fix_proxy import Proxy
-from fix_servers_postgres import PostgresServer, pgbouncer, place, postgres_server, session_url, wait_until
+from fix_servers_postgres import PgBouncer, PostgresServer, pgbouncer, place, postgres_server, session_url, wait_until
 
 from leaselib._model import ERROR_BYTES, to_ms
 from leaselib.errors import ConfigurationError, StoreError
@@ -127,6 +128,31 @@ def test_what_is_leaselibs_is_taken_off_the_url() -> None:
     assert repr(store) == "PostgresStore('postgresql://u@h/db', namespace='n', schema='leaselib')"
 
 
+@pytest.mark.parametrize("url", ["postgresql:///?service=mine", "postgresql:///db", "postgresql://:5433/?service=mine"])
+def test_a_service_may_not_name_the_hosts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libpq would look them up by itself, without a deadline. With a host in the URL it gives the rest."""
+    monkeypatch.setenv("PGSERVICE", "mine")
+    with pytest.raises(ConfigurationError, match=r"service.*Write the host in the URL"):
+        PostgresStore(url)
+    address = parse("postgresql://h/?service=mine")
+    assert [(target.host, target.params["service"]) for target in address.targets] == [("h", "mine")]
+    monkeypatch.delenv("PGSERVICE")
+    assert parse("postgresql:///db").targets
+
+
+@pytest.mark.system
+def test_a_service_gives_what_the_url_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """User and database, from a service file."""
+    place = urlsplit(session_url())
+    file = tmp_path / "services"
+    file.write_text(f"[mine]\nuser={place.username}\ndbname={place.path[1:]}\nport={place.port}\nhost=no-such-host\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    store = PostgresStore(f"postgresql://{place.hostname}/?service=mine&create=0&schema=not_there")
+    with pytest.raises(StoreError, match="leaselib schema"):
+        store.now()
+    store.close()
+
+
 def test_making_a_store_touches_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do closing it and looking at it."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -169,10 +195,10 @@ def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_the_sqlstate_tells_whether_trouble_passes(sqlstate: str | None, passing: bool) -> None:
-    """Row by row. Only data exceptions and damaged pages are blamed on the job."""
+    """Row by row. Only data exceptions, damaged pages and locked records are blamed on the job."""
     error = store_error(Failure("words", sqlstate), "claim of 'j'", "postgresql://h/db", "j")
     assert (error.transient, transient(sqlstate)) == (passing, passing)
-    assert error.job == ("j" if sqlstate in ("22003", "23505", "XX001") else None)
+    assert error.job == ("j" if sqlstate in ("22003", "23505", "55P03", "XX001") else None)
     assert "words" in str(error)
 
 
@@ -186,6 +212,12 @@ def test_the_sqlstate_tells_whether_trouble_passes(sqlstate: str | None, passing
         ('FATAL:  role "x" does not exist', "28000"),
         ('FATAL:  database "x" does not exist', "3D000"),
         ("server does not support SSL, but SSL was required", "28000"),
+        ('root certificate file "/home/x/.postgresql/root.crt" does not exist\nEither provide the file or', "28000"),
+        ('could not read root certificate file "/x": no certificate or crl found', "28000"),
+        ('private key file "/x" has group or world access', "28000"),
+        ('FATAL:  role "database "x"" does not exist', "28000"),
+        ('connection to server on socket "/x/.s.PGSQL.5432" failed: No such file or directory', None),
+        ("local user with ID 7 does not exist", None),
         ("connection refused", None),
         ("FATAL:  the database system is starting up", None),
     ],
@@ -216,6 +248,26 @@ def test_a_password_is_in_no_message(url: str) -> None:
             store.now(timeout=2)
         assert canary not in f"{caught.value} {caught.value!r} {store!r}", bad
     silent.close()
+
+
+def test_without_a_root_certificate_the_certificate_is_to_blame_not_the_database() -> None:
+    """`sslmode=verify-full` needs that file; the server has agreed to TLS by then. Permanent, and names the file."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def agree() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(8)
+                connection.sendall(b"S")
+                connection.recv(1)
+
+        thread, _ = in_thread(agree)
+        where = f"127.0.0.1:{listener.getsockname()[1]}/db?sslmode=verify-full&sslrootcert=/not/there.crt"
+        with pytest.raises(StoreError, match=r"/not/there\.crt.*SQLSTATE 28000.*certificates in the URL") as caught:
+            PostgresStore(f"postgresql://u@{where}").now()
+        thread.join(10)
+    assert not caught.value.transient
+    assert "Create the database" not in str(caught.value)
 
 
 @pytest.mark.system
@@ -349,6 +401,35 @@ def test_heartbeats_never_wait_for_a_connection(store: PostgresStore) -> None:
         thread.join(10)
         assert getattr(result[0], "outcome", None) == "overlap", result
     assert len(store._pool._idle) <= 8
+
+
+@pytest.mark.system
+def test_heartbeats_do_not_queue_behind_claims_to_look_at_the_schema(store: PostgresStore) -> None:
+    """The schema was incomplete and is looked at again; claims wait for that and for connections, heartbeats not."""
+    slot = due(store)
+    assert store.claim("alive", slot, "t", "r").outcome == "won"
+    for n in range(8):
+        store.claim(f"job{n}", slot, "t", "r")
+    later = slot + timedelta(seconds=1)
+    with admin(store) as other, psycopg.connect(session_url(), autocommit=True) as ddl:
+        other.execute(f"SELECT FROM {store.schema}.jobs FOR UPDATE".encode())
+        stuck = [in_thread(lambda n=n: store.claim(f"job{n}", later, "t2", "r", timeout=10)) for n in range(8)]
+        wait_until(lambda: waiting_sessions(other) == 8, "as many waiting claims as connections")
+        ddl.execute(f"ALTER FUNCTION {store.schema}.heartbeat_1 RENAME TO gone".encode())
+        with pytest.raises(StoreError, match="leaselib schema"):
+            store.heartbeat("alive", slot, "t", 30, timeout=1)
+        ddl.execute(f"ALTER FUNCTION {store.schema}.gone RENAME TO heartbeat_1".encode())
+        looking = [in_thread(lambda: store.claim("alive", later, "t3", "r", timeout=10)) for _ in range(3)]
+        wait_until(lambda: store._schema_lock.locked(), "a claim that looks at the schema")
+        began = time.monotonic()
+        assert store.heartbeat("alive", slot, "t", 30, timeout=1)
+        assert store.finish("alive", slot, "t", "success", timeout=1)
+        assert time.monotonic() - began < 0.5
+        assert store._schema_lock.locked(), "that claim still waits"
+        other.rollback()
+    for thread, result in stuck + looking:
+        thread.join(10)
+        assert getattr(result[0], "outcome", None) in ("overlap", "won", "running"), result
 
 
 @pytest.mark.system
@@ -521,6 +602,52 @@ def own_server() -> Iterator[PostgresServer]:
         yield server
 
 
+def prepared(bouncer: PgBouncer, pool: int) -> list[int]:
+    """How many statements are prepared in each of the pooler's sessions; only a session itself can tell."""
+    with ExitStack() as opened:
+        asking = [opened.enter_context(psycopg.connect(bouncer.url(), prepare_threshold=None)) for _ in range(pool)]
+        query = b"SELECT pg_backend_pid(), (SELECT count(*) FROM pg_prepared_statements)"
+        counts = dict(connection.execute(query).fetchone() or (0, 0) for connection in asking)
+        assert len(counts) == pool, "their transactions are open at once, so that each has a session to itself"
+        return sorted(counts.values())
+
+
+@pytest.mark.system
+def test_a_statement_left_prepared_in_a_poolers_session_is_found(own_server: PostgresServer) -> None:
+    """So that finding none means something."""
+    with pgbouncer(own_server, pool=2) as bouncer:
+        with psycopg.connect(bouncer.url(), autocommit=True, prepare_threshold=None) as other:
+            other.execute("PREPARE left_behind AS SELECT 1")
+        assert prepared(bouncer, 2) == [0, 1]
+
+
+@pytest.mark.system
+def test_effect_and_record_commit_together_through_pgbouncer(own_server: PostgresServer) -> None:
+    """The store and the handlers' own connections go through one in transaction mode; nothing is left prepared."""
+    with pgbouncer(own_server, pool=2) as bouncer:
+        store = PostgresStore(bouncer.url(namespace="inside"))
+        slot = due(store)
+        own_server.sql("CREATE TABLE IF NOT EXISTS effects (token text)", "TRUNCATE effects")
+        for n in range(12):  # more often than psycopg waits before it prepares a statement by itself
+            job, commit = f"job{n}", n % 2 == 0
+            assert store.claim(job, slot, f"t{n}", "r").outcome == "won"
+            with psycopg.connect(bouncer.url(), prepare_threshold=None) as own:
+                assert store.confirm(own, job, slot, f"t{n}")
+                assert store.claim(job, slot, "other", "r", takeover_of=1).outcome == "running"
+                own.execute("INSERT INTO effects VALUES (%s)", (f"t{n}",))
+                assert store.finish_inside(own, job, slot, f"t{n}")
+                if not commit:
+                    own.rollback()
+                    assert not store.confirm(own, job, slot, "other"), "another attempt's token"
+            assert [run.status for run in store.runs(job)] == ["success" if commit else "running"]
+        assert own_server.sql("SELECT count(*), count(DISTINCT token) FROM effects") == [(6, 6)]
+        with psycopg.connect(bouncer.url()) as own:  # prepares what is executed often; leaselib's own it doesn't
+            for _ in range(8):
+                assert store.confirm(own, "job1", slot, "t1")
+        assert prepared(bouncer, 2) == [0, 0]
+        store.close()
+
+
 @pytest.mark.system
 def test_twenty_clients_share_two_sessions_behind_pgbouncer(own_server: PostgresServer) -> None:
     """Transaction mode: no prepared statement, setting, lock or open transaction is left for the next client."""
@@ -546,11 +673,11 @@ def test_twenty_clients_share_two_sessions_behind_pgbouncer(own_server: Postgres
             outcomes += result[0]
         assert outcomes.count("won") == 10
         state = own_server.sql(
-            "SELECT (SELECT count(*) FROM pg_prepared_statements), "
-            "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'), "
+            "SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'), "
             "(SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%')"
         )
-        assert state == [(0, 0, 0)]
+        assert state == [(0, 0)]
+        assert prepared(bouncer, 2) == [0, 0]
         with psycopg.connect(bouncer.url(), autocommit=True, prepare_threshold=None) as other:
             for setting, usual in (("lock_timeout", "0"), ("search_path", '"$user", public'), ("enable_seqscan", "on")):
                 assert other.execute(f"SHOW {setting}".encode()).fetchone() == (usual,)

@@ -1,4 +1,7 @@
-"""Streaming replicas: a promoted standby takes over, and with a synchronous one no acknowledged claim is lost."""
+"""Streaming replicas: a promoted standby takes over, and with a synchronous one no acknowledged claim is lost.
+
+For a store alone, and for the jobs of a scheduler.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
 
 import pytest
-from fix_servers_postgres import PostgresServer, need_binaries, postgres_server, server_folder, wait_until
+from fix_servers_postgres import Heard, PostgresServer, need_binaries, postgres_server, server_folder, wait_until
 
+from leaselib import Every, Scheduler
 from leaselib.errors import StoreError
 from leaselib.stores._postgres import PostgresStore
 
@@ -94,6 +98,37 @@ def test_jobs_go_on_at_a_promoted_replica(pair: tuple[PostgresServer, PostgresSe
     assert store.claim("job", slot + timedelta(seconds=1), "t2", "r", timeout=1).outcome == "won"
     assert time.monotonic() - began < 1, "the host that answered is asked first"
     store.close()
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+def test_a_schedulers_jobs_go_on_at_a_promoted_replica(
+    pair: tuple[PostgresServer, PostgresServer], fault: str
+) -> None:
+    """One store_error, one store_ok, and slots after them run; no slot ever runs twice."""
+    primary, replica = pair
+    make_synchronous(primary)
+    heard = Heard()
+    store = PostgresStore(both_url(primary, replica))
+    scheduler = Scheduler(store, lease=6, heartbeat=0.5, catch_up=0, jitter=0, max_late=30)
+    for name in ("start", "success", "store_error", "store_ok"):
+        scheduler.on(name, heard.add)
+    scheduler.add(lambda ctx: ctx.check(), Every(seconds=0.5), name="job")
+    with scheduler:
+        heard.wait(lambda: heard.count("success") >= 2)
+        if fault == "killed":
+            primary.kill()
+        else:
+            primary.freeze()
+        heard.wait(lambda: heard.count("store_error") == 1)
+        replica.promote()
+        replica.sql("ALTER SYSTEM SET synchronous_standby_names = ''", "SELECT pg_reload_conf()")
+        heard.wait(lambda: heard.count("store_ok") == 1)
+        before = heard.count("success")
+        heard.wait(lambda: heard.count("success") >= before + 3)
+    store.close()
+    assert (heard.count("store_error"), heard.count("store_ok")) == (1, 1)
+    slots = [event.slot for event in heard.events if event.name == "success"]
+    assert len(slots) == len(set(slots))
 
 
 def test_a_standby_alone_is_no_place_for_claims(pair: tuple[PostgresServer, PostgresServer]) -> None:

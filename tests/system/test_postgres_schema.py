@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -180,6 +181,161 @@ def test_a_role_with_a_hostile_search_path_changes_nothing(server: PostgresServe
     answer = store.claim("job", store.now().replace(microsecond=0), "t", "r")
     assert answer.outcome == "won"
     assert answer.now.year > 2020
+
+
+# ---- where leaselib can't be -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["LATIN1", "SQL_ASCII"])
+def other_encoding(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """The name and the encoding of a database that isn't in UTF8."""
+    encoding = request.param
+    name = f"in_{encoding.lower()}"
+    server.sql(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    yield name, encoding
+    server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_a_database_in_another_encoding_is_refused(server: PostgresServer, other_encoding: tuple[str, str]) -> None:
+    """When the schema would be created, by instance and by script, and where it is already: what was found, what is
+    needed, what to do. Nothing is left there."""
+    database, encoding = other_encoding
+    words = rf"encoding UTF8.*is {encoding}\. .*CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
+    store = PostgresStore(server.url(database=database))
+    for call in (store.create_schema, store.now, lambda: store.purge("job")):
+        with pytest.raises(StoreError, match=words) as caught:
+            call()  # type: ignore[operator]
+        assert not caught.value.transient
+    with server.admin(database) as connection:
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match=words):
+            connection.execute(schema_sql().encode())
+        connection.rollback()
+        assert connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'leaselib'").fetchall() == []
+        connection.execute("CREATE SCHEMA leaselib")
+        connection.execute("CREATE TABLE leaselib.schema_version (one boolean, version integer, serves integer[])")
+        connection.execute("INSERT INTO leaselib.schema_version VALUES (true, 2, '{1,2}')")
+    for create_option in (True, False):
+        with pytest.raises(StoreError, match=words) as caught:
+            PostgresStore(server.url(database=database), create=create_option).now()
+        assert not caught.value.transient
+
+
+@pytest.mark.parametrize("text", ["日本語", "naïve ☃", "\U0001f600"])
+def test_an_error_text_in_any_letters_is_kept(url: str, text: str) -> None:
+    """Which is what the encoding is needed for. Whatever encoding the URL wants, names and texts go over in UTF8."""
+    store = PostgresStore(f"{url}?client_encoding=LATIN1")
+    slot = store.now().replace(microsecond=0)
+    assert store.claim(text, slot, "t", "r").outcome == "won"
+    assert store.finish(text, slot, "t", "failed", text)
+    assert [(run.job, run.error) for run in store.runs(text)] == [(text, text)]
+
+
+FOREIGN = {
+    "a table": "CREATE TABLE {place}.jobs (id int, title text); GRANT SELECT ON {place}.jobs TO PUBLIC",
+    "an empty table of leaselib's shape": "CREATE TABLE {place}.namespaces (namespace text, epoch text)",
+    "a view": "CREATE VIEW {place}.runs AS SELECT 1 AS one",
+    "another tool's versions": "CREATE TABLE {place}.schema_version (version varchar(20), script text)",
+    "a sequence": "CREATE SEQUENCE {place}.jobs",
+    "a type": "CREATE TYPE {place}.runs AS ENUM ('a')",
+    "a function": "CREATE FUNCTION {place}.get_1(text, text, bigint) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "a function with other arguments": "CREATE FUNCTION {place}.finish_in_2() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "an index": "CREATE TABLE {place}.mine (x int); CREATE INDEX runs_running ON {place}.mine (x)",
+}
+
+
+def everything_in(server: PostgresServer, database: str, place: str) -> list[object]:
+    """The relations, types and functions of a schema, with their rights."""
+    return server.sql(
+        f"SELECT 'r', relname, relacl::text FROM pg_class WHERE relnamespace = '{place}'::regnamespace "
+        f"UNION ALL SELECT 't', typname, typacl::text FROM pg_type WHERE typnamespace = '{place}'::regnamespace "
+        f"UNION ALL SELECT 'f', oid::regprocedure::text || md5(prosrc), proacl::text FROM pg_proc "
+        f"WHERE pronamespace = '{place}'::regnamespace ORDER BY 1, 2",
+        database=database,
+    )
+
+
+@pytest.mark.parametrize("place", ["public", "leaselib"])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_is_not_leaselibs_is_neither_adopted_nor_changed(
+    server: PostgresServer, database: str, url: str, kind: str, place: str
+) -> None:
+    """A schema that holds something of another program's under one of leaselib's names is refused as a whole."""
+    server.sql(f"CREATE SCHEMA IF NOT EXISTS {place}", FOREIGN[kind].format(place=place), database=database)
+    before = everything_in(server, database, place)
+    words = rf"{place}.* (jobs|namespaces|runs|schema_version|get_1\(\)|finish_in_2\(\)|runs_running)\. .*\?schema=NAME"
+    for call in (PostgresStore(url, schema=place).create_schema, PostgresStore(url, schema=place).now):
+        with pytest.raises(StoreError, match=words) as caught:
+            call()
+        assert not caught.value.transient
+    with server.admin(database) as connection, pytest.raises(psycopg.errors.DuplicateObject, match=words):
+        connection.execute(schema_sql(place).encode())
+    assert everything_in(server, database, place) == before
+    other = PostgresStore(url, schema="of_its_own")
+    assert other.claim("job", other.now().replace(microsecond=0), "t", "r").outcome == "won"
+
+
+def test_an_upgrade_adopts_nothing_either(server: PostgresServer, database: str, url: str) -> None:
+    """A name that the next version brings was taken since."""
+    store = PostgresStore(url)
+    migrate(store, 0, 1)
+    server.sql(FOREIGN["a function with other arguments"].format(place="leaselib"), database=database)
+    before = everything_in(server, database, "leaselib")
+    with pytest.raises(StoreError, match=r"finish_in_2\(\).*\?schema=NAME"):
+        store.now()
+    assert everything_in(server, database, "leaselib") == before
+    assert server.sql("SELECT version FROM leaselib.schema_version", database=database) == [(1,)]
+
+
+def test_a_schema_with_other_tables_is_shared(server: PostgresServer, database: str, url: str) -> None:
+    """`?schema=public` beside an application's tables of other names: theirs are as before, and it may be repeated."""
+    server.sql(
+        "CREATE TABLE public.orders (id int PRIMARY KEY)", "GRANT SELECT ON public.orders TO PUBLIC", database=database
+    )
+    acl = "SELECT relacl::text FROM pg_class WHERE relname = 'orders'"
+    before = server.sql(acl, database=database)
+    for _ in range(2):
+        store = PostgresStore(url, schema="public")
+        store.create_schema()
+        with server.admin(database) as connection:
+            connection.execute(schema_sql("public").encode())
+    assert store.claim("job", store.now().replace(microsecond=0), "t", "r").outcome == "won"
+    assert server.sql(acl, database=database) == before
+
+
+def test_the_guards_know_every_name_that_the_migrations_create() -> None:
+    """Each version's, so that no later one can be forgotten."""
+    for version in range(1, VERSION + 1):
+        sql = migrations("leaselib", version - 1, version)
+        created = re.findall(r'CREATE TABLE IF NOT EXISTS "leaselib"\.(\w+)', sql)
+        created += re.findall(r'CREATE OR REPLACE FUNCTION "leaselib"\.(\w+)', sql)
+        created += re.findall(r"CREATE INDEX IF NOT EXISTS (\w+)", sql)
+        assert len(created) == len(re.findall(r"^CREATE ", sql, re.MULTILINE)), "a statement of another form"
+        lists = re.findall(r"v_(?:relations|functions) CONSTANT text\[\] := '{(.*?)}'", sql, re.DOTALL)
+        assert sorted(re.findall(r"\w+", ",".join(lists))) == sorted(created)
+
+
+def test_eight_instances_of_a_role_with_another_isolation_level_create_it_at_once(
+    server: PostgresServer, database: str
+) -> None:
+    """What they look at is what the one before them has made."""
+    server.sql(f"ALTER DATABASE {database} SET default_transaction_isolation = 'serializable'")
+    ready, failures = threading.Barrier(8), []
+
+    def create_one() -> None:
+        store = PostgresStore(server.url(database=database))
+        ready.wait(20)
+        try:
+            store.create_schema()
+        except StoreError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=create_one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not failures
+    assert server.sql("SELECT version FROM leaselib.schema_version", database=database) == [(VERSION,)]
 
 
 # ---- versions --------------------------------------------------------------------------------------------------------
@@ -366,6 +522,30 @@ def test_an_older_schema_that_may_not_be_upgraded_is_refused(server: PostgresSer
     migrate(PostgresStore(url), 0, 1)
     with pytest.raises(StoreError, match=r"at version 2 .* it has version 1, .*create=False"):
         PostgresStore(url, create=False).now()
+
+
+@pytest.mark.parametrize("place", ["leaselib", "public"])
+def test_the_public_may_execute_no_function_and_read_no_table(
+    server: PostgresServer, database: str, url: str, place: str
+) -> None:
+    """Whatever a version adds; also in a schema that everybody may use."""
+    PostgresStore(url, schema=place).create_schema()
+    where = f"= '{place}'::regnamespace"
+    functions = server.sql(
+        f"SELECT proname, has_function_privilege('public', oid, 'EXECUTE') FROM pg_proc WHERE pronamespace {where}",
+        database=database,
+    )
+    tables = server.sql(
+        f"SELECT relname, has_table_privilege('public', oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES') "
+        f"OR has_any_column_privilege('public', oid, 'SELECT, INSERT, UPDATE, REFERENCES') "
+        f"FROM pg_class WHERE relkind IN ('r', 'v', 'm', 'S', 'p') AND relnamespace {where}",
+        database=database,
+    )
+    assert (len(functions) >= 14, len(tables) >= 4) == (True, True)
+    assert [name for name, allowed in functions + tables if allowed] == []
+    server.sql(f"GRANT EXECUTE ON FUNCTION {place}.jobs_1(text) TO PUBLIC", database=database)
+    asked = f"SELECT has_function_privilege('public', '{place}.jobs_1(text)', 'EXECUTE')"
+    assert server.sql(asked, database=database) == [(True,)], "the question can be answered with yes"
 
 
 def test_names_of_schemas_and_roles_are_checked_and_quoted() -> None:

@@ -57,7 +57,7 @@ def test_locked_records_of_a_job_are_its_own_trouble_and_its_claims_are_sent_unt
     world.advance(13_000)
     world.fate = lambda call: DELIVERED
     world.advance(2_000)
-    assert [(e.reason, e.job) for e in a.events("store_error")] == [("locked", "held")]
+    assert [(e.reason, e.job) for e in a.events("store_error")] == [("unreachable", "held")]
     assert a.events("store_ok") == []
     assert a.planner.health.state == "up"
     assert [e.slot_ms for e in a.events("start") if e.job == "held"] == [START_MS + 10_000]

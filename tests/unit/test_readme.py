@@ -211,7 +211,7 @@ def test_the_table_of_events_is_complete_and_so_are_its_reasons() -> None:
         described = re.search(rf"for `{name}` (?:one of )?([\w, ]+)", doc)
         assert described is not None
         assert set(table[name]) == set(re.findall(r"\w+", described.group(1))) - {"or"}, name
-    emitted = set(re.findall(r'"store_error"[^\n]*reason="(\w+)"', sources)) | {"permanent", "malformed", "locked"}
+    emitted = set(re.findall(r'"store_error"[^\n]*reason="(\w+)"', sources)) | {"permanent", "malformed"}
     assert set(table["store_error"]) == emitted
     fields = [field.name for field in dataclasses.fields(events.Event)]
     told = re.search(r"get a frozen `Event`: ([^.]*)\.", README)
