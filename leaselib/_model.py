@@ -7,9 +7,12 @@ checkpoint as JSON text. `Run` is what users see: aware UTC datetimes, seconds, 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
+
+from leaselib.errors import StoreError
 
 Status = Literal["running", "success", "failed", "interrupted"]
 Overlap = Literal["skip", "allow"]
@@ -24,6 +27,7 @@ ERROR_BYTES = 4096
 """Error texts are cut to this many bytes of UTF-8."""
 LOG_ENTRIES = 20
 """So many ended attempts are remembered with a run; the oldest go first."""
+_EPOCH = re.compile(r"[0-9]{1,15}-[^\s]{1,80}")
 
 
 def to_ms(instant: datetime) -> int:
@@ -210,6 +214,9 @@ class ClaimAnswer:
     wait_ms: int = 0
     interrupted: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_epoch(self.epoch)
+
     @property
     def run(self) -> Run | None:
         """The run that was claimed; for `overlap` the run in the way; None if there is none."""
@@ -232,6 +239,23 @@ class Pong:
 
     now: datetime
     epoch: str
+
+    def __post_init__(self) -> None:
+        check_epoch(self.epoch)
+
+
+def check_epoch(epoch: str) -> str:
+    """A store's epoch itself, if it is one. What a store keeps isn't trusted, and each answer comes by here.
+
+    Raises:
+        StoreError: it isn't.
+    """
+    if _EPOCH.fullmatch(epoch) is None:
+        raise StoreError(
+            f"the store's epoch can't be one: {epoch!r:.40}. It is milliseconds, a dash and random hex digits; see who "
+            f"wrote it, and remove it"
+        )
+    return epoch
 
 
 def epoch_ms(epoch: str) -> int:

@@ -57,7 +57,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that uses a store runs once on each chosen one."""
     if "store_name" not in metafunc.fixturenames:
         return
-    names = fix_stores.chosen_stores(metafunc.config.getoption("--stores"))
+    chosen = fix_stores.chosen_stores(metafunc.config.getoption("--stores"))
+    names = [name for name in chosen if fix_stores.STORES[name].runs(metafunc.definition.path)]
     params = [pytest.param(name, marks=pytest.mark.system if fix_stores.STORES[name].server else ()) for name in names]
     metafunc.parametrize("store_name", params)
 

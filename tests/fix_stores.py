@@ -57,11 +57,17 @@ class StoreKind:
     factory: takes an empty folder, is a context manager around a StoreUnderTest.
     missing: why this store can't run on this machine (no server program, no driver), or None if it can.
     server: tests on it carry the marker `system`.
+    folder: only the tests of that folder run on it; all if it is empty.
     """
 
     factory: Callable[[Path], AbstractContextManager[StoreUnderTest]]
     missing: Callable[[], str | None] = lambda: None
     server: bool = False
+    folder: str = ""
+
+    def runs(self, test: Path) -> bool:
+        """Whether the tests of that file run on it."""
+        return not self.folder or self.folder in test.parts
 
 
 class ManualClock:
@@ -134,7 +140,7 @@ def postgres(folder: Path) -> Iterator[StoreUnderTest]:
         yield under_test
 
 
-def _on_redis(name: str) -> StoreKind:
+def _on_redis(name: str, folder: str = "") -> StoreKind:
     """RedisStore on a server program of this machine: `redis` is the ladder's first, `redis-cluster` three of those."""
 
     def factory(folder: Path) -> AbstractContextManager[StoreUnderTest]:
@@ -147,7 +153,7 @@ def _on_redis(name: str) -> StoreKind:
 
         return fix_servers_redis.missing(name)
 
-    return StoreKind(factory, missing, server=True)
+    return StoreKind(factory, missing, server=True, folder=folder)
 
 
 STORES: dict[str, StoreKind] = {
@@ -156,6 +162,8 @@ STORES: dict[str, StoreKind] = {
     "redis": _on_redis("redis"),
     "valkey": _on_redis("valkey"),
     "redis-cluster": _on_redis("redis-cluster"),
+    "redis-oldest": _on_redis("redis-oldest", "contract"),
+    "redis-newest": _on_redis("redis-newest", "contract"),
     "postgres": StoreKind(postgres, server=True),
 }
 """Every store that the suite knows. Register new ones here."""

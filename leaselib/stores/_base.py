@@ -11,7 +11,7 @@ import abc
 import json
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from leaselib import _life
 from leaselib._model import ClaimAnswer, ClaimRequest, Overlap, Pong, Reason, Record, Run, to_ms
@@ -144,7 +144,7 @@ class Store(abc.ABC):
         Raises:
             StoreError: the outcome is unknown if it is transient; send the same claim again.
         """
-        max_late_ms = round(max_late * 1000)
+        max_late_ms = duration_ms("max_late", max_late, least_ms=0)
         request = ClaimRequest(
             job=check_name("job", job),
             slot_ms=_slot_ms(slot),
@@ -154,10 +154,10 @@ class Store(abc.ABC):
             max_attempts=whole("max_attempts", max_attempts, least=1),
             overlap=choice("overlap", overlap, ("skip", "allow")),
             max_late_ms=max_late_ms,
-            keep_ms=max_late_ms if keep is None else max(max_late_ms, round(keep * 1000)),
-            history_size=history_size,
-            reason=reason,
-            takeover_of=takeover_of,
+            keep_ms=max_late_ms if keep is None else max(max_late_ms, duration_ms("keep", keep, least_ms=0)),
+            history_size=whole("history_size", history_size, least=0),
+            reason=choice("reason", reason, get_args(Reason)),
+            takeover_of=None if takeover_of is None else whole("takeover_of", takeover_of, least=0),
         )
         return self._claim(request, timeout)
 

@@ -3,6 +3,8 @@
 Owns the route to the servers (and through it the connections), and what it has seen of the store's epochs. Any thread
 may call it; one lock guards the epochs, and the route and its pools have locks of their own. Nothing of the driver is
 imported before a store is made.
+
+In a cluster trouble with one node is trouble of its jobs: it is reported with the job's name, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import itertools
 import logging
 import os
 import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from leaselib import _random
-from leaselib._model import ClaimAnswer, ClaimRequest, Outcome, Pong, Record, cut_error, epoch_ms, from_ms
+from leaselib import _clock, _random
+from leaselib._model import ClaimAnswer, ClaimRequest, Outcome, Pong, Record, check_epoch, cut_error, epoch_ms, from_ms
 from leaselib.errors import ConfigurationError, StoreError
 from leaselib.stores import _redis_url
 from leaselib.stores._base import DEFAULT_TIMEOUT_S, Store
@@ -31,6 +34,8 @@ MAX_CONNECTIONS = 64
 finishes and releases, which so never queue behind claims. Each is opened when it is first needed."""
 WAIT_TIMEOUT_S = 1.0
 """How long a claim or a finish waits for replicas, if the caller doesn't say."""
+REGISTER_PAUSE_S = 30.0
+"""Cluster mode: after the set of jobs was out of reach, wins leave it alone for so long."""
 
 _inherited: list[Any] = []
 """In a forked child: what the parent had open. Kept, so that it is never closed from here."""
@@ -40,6 +45,8 @@ class RedisStore(Store):
     """Keeps runs on a Redis (6.2 or newer) or Valkey server, alone, behind Sentinel, or in a cluster.
 
     Its clock is the server's; in a cluster each job's is that of the node that holds it. It sets no TTL on its keys.
+    In a cluster the first call of a process needs the node with the namespace's epoch; after that each job needs only
+    its own node.
     Connections are opened when they are needed; none is used by two calls at once, or shared across a fork.
 
     Args:
@@ -114,6 +121,7 @@ class RedisStore(Store):
         self._epoch = ""  # Cluster mode: the newest that was met
         self._job_epochs: dict[str, str] = {}  # Cluster mode
         self._registered: set[str] = set()  # Cluster mode: jobs that this process added to the set of jobs
+        self._register_at_ns = 0  # Cluster mode: the set of jobs isn't tried before this boot time
         self._pid = os.getpid()
 
     def close(self) -> None:
@@ -139,10 +147,14 @@ class RedisStore(Store):
         deadline: Deadline,
         *,
         job: str | None = None,
+        jobs: Sequence[str] = (),
         urgent: bool = False,
-        wait: bool = False,
-    ) -> tuple[list[Any], int]:
-        """Runs a script within the deadline. Returns what follows its "ok", and how many replicas have it (`wait`).
+        wait_if: Callable[[Any], bool] | None = None,
+    ) -> tuple[list[Any], str]:
+        """Runs a script within the deadline. Returns what follows its "ok", and whether replicas lack it, in words.
+
+        `job` is whose records the keys are; `jobs` those of several keys, if the script says which one is at fault.
+        `wait_if` looks at the first value of the answer: whether to wait for replicas.
 
         Raises:
             StoreError: whatever went wrong; the outcome is unknown if it is transient.
@@ -157,9 +169,10 @@ class RedisStore(Store):
         try:
             # The text goes out once in a process's life, and again whenever the server says that it hasn't got it.
             first = by_digest if name in self._sent else by_text
-            replies = self._send(first, keys[0], deadline, urgent=urgent, wait=wait)
+            wait = _Wait(self.wait_replicas, self.wait_timeout, wait_if, deadline)
+            replies = self._route.exchange(keys[0], first, deadline, urgent=urgent, follow=wait)
             if isinstance(replies[0], redis.ResponseError) and code(replies[0]) == "NOSCRIPT":
-                replies = self._send(by_text, keys[0], deadline, urgent=urgent, wait=wait)
+                replies = self._route.exchange(keys[0], by_text, deadline, urgent=urgent, follow=wait)
             self._sent.add(name)
             for reply in replies:
                 if isinstance(reply, redis.ResponseError):
@@ -169,25 +182,21 @@ class RedisStore(Store):
                 self._route.close()  # the connection that brought it must not be used again
                 raise redis.InvalidResponse(f"an answer to another call: expected {call}, found {answer!r:.60}")
         except (redis.RedisError, OSError, UnicodeError) as error:
-            raise to_store_error(error, self._target.shown, job) from error
+            raise self._blame(to_store_error(error, self._target.shown, job), job) from error
+        except StoreError as error:
+            raise self._blame(error, job) from error.__cause__
         if answer[1] == b"ok":
-            return answer[2:], replies[1] if wait else 0
-        what = answer[2].decode("utf-8", "replace")
+            return answer[2:], wait.shortage(replies)
+        what, at_fault = answer[2].decode("utf-8", "replace"), jobs[answer[3] - 1] if jobs else None
         if answer[1] == b"malformed":
-            if job is None:  # only `unfinished` asks for several jobs at once; it finds out which
-                return [None, what, answer[3]], 0
-            raise _malformed(job, what)
-        raise StoreError(f"{self._target.shown}: {what}; remove it, and see who wrote it")
+            raise _malformed(at_fault or job or "", what)
+        raise StoreError(f"{self._target.shown}: {what}; remove it, and see who wrote it", job=at_fault)
 
-    def _send(self, command: Command, key: str, deadline: Deadline, *, urgent: bool, wait: bool) -> list[Any]:
-        commands: list[Command] = [command]
-        if wait:  # on the same connection, so that it speaks of this very write
-            commands.append(("WAIT", self.wait_replicas, self._wait_ms(deadline)))
-        return self._route.exchange(key, commands, deadline, urgent=urgent)
-
-    def _wait_ms(self, deadline: Deadline) -> int:
-        """How long to wait for replicas: leaves time for the answer, and for a release. WAIT takes 0 for ever."""
-        return max(1, int(min(self.wait_timeout, deadline.left() * 0.6) * 1000))
+    def _blame(self, error: StoreError, job: str | None) -> StoreError:
+        """In a cluster trouble with one node is that of its jobs, as long as others are well."""
+        if job is None or not error.transient or not self._cluster or "The cluster is down" in str(error):
+            return error
+        return StoreError(str(error), transient=True, job=job) if self._route.partly_well() else error
 
     def _deadline(self, timeout: float) -> Deadline:
         from leaselib.stores._redis_net import Deadline
@@ -209,12 +218,11 @@ class RedisStore(Store):
             request.overlap, request.max_late_ms, request.keep_ms, request.history_size, request.reason,
             "" if request.takeover_of is None else request.takeover_of, _random.SYSTEM.token(),
         )  # fmt: skip
-        wait = self.wait_replicas > 0
-        answer, replicas = self._call("claim", keys, arguments, deadline, job=job, wait=wait)
+        answer, shortage = self._call("claim", keys, arguments, deadline, job=job, wait_if=lambda how: how == b"won")
         result = self._claim_answer(request, answer)
         if result.outcome == "won":
-            if replicas < self.wait_replicas:
-                self._give_back(request, replicas, deadline)
+            if shortage:
+                self._give_back(request, shortage, deadline)
             if self._cluster:
                 self._register(job, deadline)
         return result
@@ -236,15 +244,12 @@ class RedisStore(Store):
             interrupted=tuple(int(slot) for slot in interrupted),
         )
 
-    def _give_back(self, request: ClaimRequest, replicas: int, deadline: Deadline) -> None:
+    def _give_back(self, request: ClaimRequest, shortage: str, deadline: Deadline) -> None:
         """A win that too few replicas have isn't acted on: it is released, and may be claimed again later."""
         keys, arguments = [self._keys.runs(request.job)], (request.slot_ms, request.token, 0, "")
         self._call("release", keys, arguments, deadline, job=request.job, urgent=True)
-        raise StoreError(
-            f"{self._target.shown}: the claim of {request.job!r} was won, but {replicas} instead of "
-            f"{self.wait_replicas} replicas had it after {self.wait_timeout:.3g} s; it was released",
-            transient=True,
-        )
+        message = f"{self._target.shown}: the claim of {request.job!r} was won, but {shortage}; it was released"
+        raise self._blame(StoreError(message, transient=True), request.job)
 
     def _heartbeat(
         self, job: str, slot_ms: int, token: str, lease_ms: int, checkpoint: str | None, timeout: float
@@ -265,16 +270,12 @@ class RedisStore(Store):
         timeout: float,
     ) -> bool:
         arguments = (slot_ms, token, status, *_optional(None if error is None else cut_error(error)))
-        wait = self.wait_replicas > 0
-        answer, replicas = self._call(
-            "finish", [self._keys.runs(job)], arguments, self._deadline(timeout), job=job, urgent=True, wait=wait
+        answer, shortage = self._call(
+            "finish", [self._keys.runs(job)], arguments, self._deadline(timeout), job=job, urgent=True, wait_if=bool
         )
-        if answer[0] and replicas < self.wait_replicas:
-            raise StoreError(
-                f"{self._target.shown}: the end of a run of {job!r} was recorded, but {replicas} instead of "
-                f"{self.wait_replicas} replicas had it after {self.wait_timeout:.3g} s",
-                transient=True,
-            )
+        if shortage:
+            message = f"{self._target.shown}: the end of a run of {job!r} was recorded, but {shortage}"
+            raise self._blame(StoreError(message, transient=True), job)
         return bool(answer[0])
 
     def _release(self, job: str, slot_ms: int, token: str, checkpoint: str | None, timeout: float) -> bool:
@@ -288,9 +289,8 @@ class RedisStore(Store):
         deadline = self._deadline(timeout)
         found: list[Record] = []
         for group in [[job] for job in jobs] if self._cluster else [jobs] if jobs else []:
-            answer, _ = self._call("unfinished", [self._keys.runs(job) for job in group], (), deadline)
-            if answer[0] is None:
-                raise _malformed(group[answer[2] - 1], answer[1])
+            keys, job = [self._keys.runs(job) for job in group], group[0] if self._cluster else None
+            answer, _ = self._call("unfinished", keys, (), deadline, job=job, jobs=group)
             found += [
                 self._record(group[number - 1], int(slot), fields) for number, slot, *fields in _rows(answer[0], 5)
             ]
@@ -318,12 +318,32 @@ class RedisStore(Store):
         return sorted(name.decode("utf-8", "backslashreplace") for name in answer[0])
 
     def ping(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Pong:
-        """See Store. In a cluster the clock is that of the node that holds the namespace's epoch."""
+        """See Store. In a cluster the clock is that of the node that holds the namespace's epoch; if that one can't
+        answer and the epoch is known, any other's.
+        """
         return self._ping(self._deadline(timeout))
 
     def _ping(self, deadline: Deadline) -> Pong:
-        (now, raw), _ = self._call("ping", [self._keys.epoch], (_random.SYSTEM.token(),), deadline)
+        with self._lock:
+            known = self._epoch
+        try:
+            share = deadline.share(2) if known else deadline
+            (now, raw), _ = self._call("ping", [self._keys.epoch], (_random.SYSTEM.token(),), share)
+        except StoreError as error:
+            if not (known and error.transient):
+                raise
+            return self._ping_any(known, deadline, error)
         return Pong(from_ms(int(now)), self._heard_epoch(None, raw.decode()))
+
+    def _ping_any(self, epoch: str, deadline: Deadline, failure: StoreError) -> Pong:
+        """Cluster mode: the time of any node that has it, while the one with the epoch is in trouble."""
+        import redis
+
+        try:
+            seconds, microseconds = self._route.exchange_anywhere(("TIME",), deadline, urgent=False)
+            return Pong(from_ms(int(seconds) * 1000 + int(microseconds) // 1000), epoch)
+        except (redis.RedisError, OSError, StoreError, TypeError, ValueError):
+            raise failure from None
 
     def _record(self, job: str, slot_ms: int, fields: list[Any]) -> Record:
         try:
@@ -342,6 +362,8 @@ class RedisStore(Store):
         On a server of its own: the namespace's. In a cluster each node can lose its data alone, so each job has an
         epoch of its own too, and a job's that changed counts as a new epoch of the store: the newest met is reported.
         """
+        if epoch:
+            check_epoch(epoch)
         if not self._cluster:
             return epoch
         with self._lock:
@@ -365,16 +387,44 @@ class RedisStore(Store):
     def _register(self, job: str, deadline: Deadline) -> None:
         """Cluster mode: adds the job to the set of jobs, after its first win in this process."""
         with self._lock:
-            known = job in self._registered
-        if known:
-            return
+            if job in self._registered or _clock.SYSTEM.boot_ns() < self._register_at_ns:
+                return
         try:
-            self._call("register", [self._keys.jobs], (job,), deadline)
-        except StoreError as error:  # the win stands; the next one tries again
+            self._call("register", [self._keys.jobs], (job,), deadline.share(4))
+        except (StoreError, OSError) as error:  # the win stands; a later one tries again
             _log.warning("the job %r could not be added to the set of jobs: %s", job, error)
+            with self._lock:
+                self._register_at_ns = _clock.SYSTEM.boot_ns() + int(REGISTER_PAUSE_S * 1e9)
             return
         with self._lock:
             self._registered.add(job)
+
+
+class _Wait:
+    """What follows a script: WAIT, if something was written that replicas must have, and how that ended.
+
+    On the same connection, so that it speaks of this very write. A refusal waits for nobody.
+    """
+
+    def __init__(
+        self, replicas: int, seconds: float, wanted: Callable[[Any], bool] | None, deadline: Deadline
+    ) -> None:
+        self._replicas, self._seconds, self._wanted, self._deadline = replicas, seconds, wanted, deadline
+
+    def __call__(self, answer: Any) -> list[Command]:
+        if self._wanted is None or not self._replicas or not isinstance(answer, list) or answer[1:2] != [b"ok"]:
+            return []
+        if not self._wanted(answer[2]):
+            return []
+        # Leaves time for the answer, and for a release. WAIT takes 0 for ever.
+        self._seconds = max(0.001, min(self._seconds, self._deadline.left() * 0.6))
+        return [("WAIT", self._replicas, int(self._seconds * 1000))]
+
+    def shortage(self, replies: list[Any]) -> str:
+        """How many replicas have it, in words; empty if those are enough, or nothing had to be waited for."""
+        if len(replies) == 1 or replies[1] >= self._replicas:
+            return ""
+        return f"{replies[1]} instead of {self._replicas} replicas had it after {self._seconds:.3g} s"
 
 
 def _malformed(job: str, what: str) -> StoreError:

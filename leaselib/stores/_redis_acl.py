@@ -4,11 +4,12 @@ from __future__ import annotations
 
 ACL_KEYS = "leaselib:*"
 """Every key of every namespace is one of these."""
+ACL_SENT = ("evalsha", "eval", "select", "wait", "asking", "cluster|slots")
+"""What is sent as such: select only for a database other than 0, wait only for wait_replicas, asking and cluster|slots
+only to a Redis Cluster."""
 ACL_COMMANDS = (
-    # what a client sends itself; select only for a database other than 0, wait only for wait_replicas, asking and
-    # cluster|slots only for Redis Cluster, ping and info only for `leaselib check`
-    "evalsha", "eval", "select", "wait", "asking", "cluster|slots", "ping", "info",
-    # what the scripts run
+    *ACL_SENT,
+    # what the scripts run; a cluster's nodes are also asked for their time as such
     "time", "get", "set", "hget", "hmget", "hset", "hdel", "hkeys", "hexists", "zadd", "zrem", "zcard",
     "zrangebyscore", "zrevrangebyscore", "sadd", "sismember", "smembers", "del",
 )  # fmt: skip

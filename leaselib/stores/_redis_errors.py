@@ -43,7 +43,20 @@ TRANSIENT = {
 """Codes after which the same call may succeed later without anybody changing leaselib's settings."""
 _CODE = re.compile(rf"(?:^|[\s:-])({'|'.join(TRANSIENT)}|NOPERM|WRONGTYPE|NOAUTH|WRONGPASS)\b")
 _NOT_ALLOWED = ("ACL failure in script", "The user executing the script can't")
-_NO_SUCH_DB = ("DB index is out of range", "SELECT is not allowed")
+_WRONG_URL = (
+    (
+        re.compile("DB index is out of range|SELECT is not allowed"),
+        "has no such database; write another number into the URL",
+    ),
+    (
+        re.compile("cluster support disabled"),
+        "is no Redis Cluster; write redis:// into the URL instead of redis+cluster://",
+    ),
+    (
+        re.compile("unknown command .SENTINEL", re.IGNORECASE),
+        "is no sentinel; write the sentinels' own host:port into the URL, or redis:// to go to the server itself",
+    ),
+)
 
 
 def code(error: BaseException) -> str:
@@ -75,6 +88,8 @@ def to_store_error(error: Exception, shown: str, job: str | None = None) -> Stor
             f"{shown} doesn't allow this user what leaselib needs ({_cut(error)}); grant it with the ACL SETUSER line "
             f"that the README shows"
         )
+    if word in ("MOVED", "ASK", "CROSSSLOT"):
+        return StoreError(f"{shown} is a node of a Redis Cluster ({_cut(error)}); write redis+cluster:// into the URL")
     if word in ("NOAUTH", "WRONGPASS"):
         return StoreError(f"{shown} asks for a user and a password ({_cut(error)}); write them into the URL")
     if word == "WRONGTYPE":
@@ -88,9 +103,8 @@ def to_store_error(error: Exception, shown: str, job: str | None = None) -> Stor
         return StoreError(f"{shown} did not answer in time ({_cut(error)})", transient=True)
     if isinstance(error, redis.ConnectionError | redis.InvalidResponse | OSError):
         return StoreError(f"the connection to {shown} failed ({_cut(error)})", transient=True)
-    if any(words in str(error) for words in _NO_SUCH_DB):
-        return StoreError(f"{shown} has no such database ({_cut(error)}); write another number into the URL")
-    return StoreError(f"{shown} could not carry out the operation: {_cut(error)}")
+    advice = next((advice for words, advice in _WRONG_URL if words.search(str(error)) is not None), None)
+    return StoreError(f"{shown} {advice or 'could not carry out the operation'} ({_cut(error)})")
 
 
 def _cut(error: Exception) -> str:

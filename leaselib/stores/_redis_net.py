@@ -1,8 +1,9 @@
 """Connections to Redis and Valkey servers: one total deadline for whatever a call does on them, and a bounded number.
 
-Owns the sockets. Any thread may call it: each pool is guarded by the condition that it holds, and nobody waits for the
-network while holding that. A connection belongs to one call at a time. It is closed, and never used again, as soon as
-anything unexpected happens on it: a time-out, an interrupt, an answer for another question.
+Owns the sockets, and the names that are being looked up. Any thread may call it: each pool is guarded by the condition
+that it holds, the rest by locks, and nobody waits for the network while holding one. A connection belongs to one call
+at a time. It is closed, and never used again, as soon as anything unexpected happens on it: a time-out, an interrupt,
+an answer for another question.
 
 redis-py does what a driver does (the protocol, the handshake, the classes of errors). How long anything may take,
 whether it is tried again, and how many connections there are is decided here and above.
@@ -26,6 +27,8 @@ from leaselib.errors import StoreError
 from leaselib.stores._redis_url import Address
 
 Command = tuple[Any, ...]
+Follow = Callable[[Any], Sequence[Command]]
+"""Says what else to send on the same connection, given the answer to the last command."""
 
 
 class Deadline:
@@ -49,6 +52,10 @@ class Deadline:
     def share(self, parts: int) -> Deadline:
         """The part of this deadline that the first of `parts` equal tries may use up."""
         return Deadline(self.left() / parts)
+
+
+class NoConnection(StoreError):
+    """All connections that may be open are in use: says nothing about the server or the network."""
 
 
 class _DeadlineSocket:
@@ -95,7 +102,9 @@ class Connection(redis.Connection):
 
     deadline: Deadline
 
-    def __init__(self, address: Address, options: dict[str, Any], tls: ssl.SSLContext | None, unix: bool) -> None:
+    def __init__(
+        self, address: Address, options: dict[str, Any], tls: ssl.SSLContext | None, unix: bool, names: Names
+    ) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
             host=address[0],
             port=address[1],
@@ -108,12 +117,20 @@ class Connection(redis.Connection):
             **_quiet_handshake(),
             **options,
         )
-        self._address, self._tls, self._unix = address, tls, unix
+        self._address, self._tls, self._unix, self._names = address, tls, unix, names
         self.generation = 0
 
-    def exchange(self, commands: Sequence[Command], deadline: Deadline) -> list[Any]:
-        """Sends the commands in one go and reads an answer for each; an answer may be a redis.ResponseError."""
+    def exchange(self, commands: Sequence[Command], deadline: Deadline, follow: Follow | None = None) -> list[Any]:
+        """Sends the commands in one go and reads an answer for each; an answer may be a redis.ResponseError.
+
+        Then does the same with what `follow` says.
+        """
         self.deadline = deadline
+        answers = self._ask(commands)
+        more = () if follow is None else follow(answers[-1])
+        return answers + self._ask(more) if more else answers
+
+    def _ask(self, commands: Sequence[Command]) -> list[Any]:
         driver: Any = self  # its methods have no types
         driver.send_packed_command(driver.pack_commands(commands), check_health=False)
         answers: list[Any] = []
@@ -166,7 +183,7 @@ class Connection(redis.Connection):
         try:  # an address needs no look-up
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
-            return _look_up(host, port, self.deadline)
+            return self._names.find(host, port, self.deadline)
 
 
 def _quiet_handshake() -> dict[str, Any]:
@@ -175,29 +192,55 @@ def _quiet_handshake() -> dict[str, Any]:
     return {"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None}
 
 
-def _look_up(host: str, port: int, deadline: Deadline) -> list[Any]:
-    """The addresses of a name. The system's resolver takes no time-out, so it is asked in a thread of its own."""
-    found: list[Any] = []
-    done = threading.Event()
+class _Question:
+    """A name that is being looked up, and the answer."""
 
-    def resolve() -> None:
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self.answered = threading.Event()
+        self.places: list[Any] = []
+        self.error: Exception | None = None
+
+    def ask(self) -> None:
+        """Asks the system's resolver, which takes no time-out."""
         try:
-            found.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except OSError as error:
-            found.append(error)
+            self.places = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self.error = error
         finally:
-            done.set()
+            self.answered.set()
 
-    try:
-        _threads.spawn("resolve", resolve)
-    except RuntimeError:  # no more threads, as while the interpreter ends: better late than not at all
-        resolve()
-    if not done.wait(deadline.left()):
-        raise TimeoutError(f"the name {host!r} was not resolved in time")
-    if isinstance(found[0], OSError):
-        raise found[0]
-    result: list[Any] = found[0]
-    return result
+
+class Names:
+    """Looks up names within a deadline, each in a thread of its own. All that ask for a name meanwhile share that one
+    thread, so that a resolver which hangs costs one for each name at most.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: dict[Address, _Question] = {}
+
+    def find(self, host: str, port: int, deadline: Deadline) -> list[Any]:
+        """The addresses of a name, as getaddrinfo gives them.
+
+        Raises:
+            OSError: there are none, or the resolver didn't answer in time.
+        """
+        with self._lock:
+            question = self._asked.get((host, port))
+            new = question is None or question.answered.is_set()
+            if question is None or new:
+                question = self._asked[host, port] = _Question(host, port)
+        if new:
+            try:
+                _threads.spawn("resolve", question.ask)
+            except RuntimeError:  # no more threads, as while the interpreter ends: better late than not at all
+                question.ask()
+        if not question.answered.wait(deadline.left()):
+            raise TimeoutError(f"the name {host!r} was not resolved in time")
+        if question.error is not None:
+            raise OSError(f"the name {host!r} can't be looked up: {question.error}") from question.error
+        return question.places
 
 
 class Pool:
@@ -210,14 +253,14 @@ class Pool:
         self._generation = 0
         self._free = threading.Condition()
 
-    def exchange(self, commands: Sequence[Command], deadline: Deadline) -> list[Any]:
+    def exchange(self, commands: Sequence[Command], deadline: Deadline, follow: Follow | None = None) -> list[Any]:
         """See Connection.exchange. Waits for a free connection no longer than the deadline."""
         connection = self._take(deadline)
         done = False
         try:
             if not connection.usable():
                 connection.let_go()  # the server closed it while it was idle; it connects anew
-            answers = connection.exchange(commands, deadline)
+            answers = connection.exchange(commands, deadline, follow)
             done = True
             return answers
         finally:
@@ -229,7 +272,7 @@ class Pool:
                 try:
                     self._free.wait(deadline.left())
                 except TimeoutError:
-                    raise StoreError(
+                    raise NoConnection(
                         f"all {self._size} connections were in use for {deadline.timeout:.3g} s; raise max_connections "
                         f"if the server is well",
                         transient=True,
@@ -245,13 +288,13 @@ class Pool:
         if not keep:
             connection.let_go()
         with self._free:
-            current = connection.generation == self._generation
-            if keep and current:
+            kept = keep and connection.generation == self._generation
+            if kept:
                 self._idle.append(connection)
-            elif current:
+            else:
                 self._open -= 1
             self._free.notify()
-        if keep and not current:
+        if keep and not kept:
             connection.let_go()
 
     def close(self) -> None:
@@ -259,7 +302,7 @@ class Pool:
         with self._free:
             idle, self._idle = self._idle, []
             self._generation += 1
-            self._open = 0
+            self._open -= len(idle)
             self._free.notify_all()
         for connection in idle:
             connection.let_go()
@@ -276,22 +319,30 @@ class Nodes:
     def __init__(
         self, options: dict[str, Any], tls: ssl.SSLContext | None, *, unix: bool = False, max_connections: int
     ) -> None:
-        self._options, self._tls, self._unix = options, tls, unix
+        self._options, self._tls, self._unix, self._names = options, tls, unix, Names()
         claims = max(1, max_connections // 4)
         self._sizes = {True: max_connections - claims, False: claims}
         self._pools: dict[tuple[Address, bool], Pool] = {}
         self._lock = threading.Lock()
 
-    def exchange(self, address: Address, commands: Sequence[Command], deadline: Deadline, *, urgent: bool) -> list[Any]:
-        """Sends commands to that server on one connection. Urgent are heartbeats, finishes and releases."""
+    def exchange(
+        self,
+        address: Address,
+        commands: Sequence[Command],
+        deadline: Deadline,
+        *,
+        urgent: bool,
+        follow: Follow | None = None,
+    ) -> list[Any]:
+        """See Connection.exchange. Urgent are heartbeats, finishes and releases."""
         with self._lock:
             pool = self._pools.get((address, urgent))
             if pool is None:
                 pool = self._pools[address, urgent] = Pool(lambda: self._connection(address), self._sizes[urgent])
-        return pool.exchange(commands, deadline)
+        return pool.exchange(commands, deadline, follow)
 
     def _connection(self, address: Address) -> Connection:
-        return Connection(address, self._options, self._tls, self._unix)
+        return Connection(address, self._options, self._tls, self._unix, self._names)
 
     def drop(self, address: Address) -> None:
         """Closes the connections to one server: it isn't what it was."""

@@ -1,7 +1,7 @@
 """Which server a call goes to: the only one, the primary that the sentinels name, or the node with the key's slot.
 
-A route owns its nodes' connections and what it has learned about who is primary. Any thread may call it; each route has
-one lock, held only to read or change what it has learned, never while talking to a server.
+A route owns its nodes' connections and what it has learned about who is primary. Any thread may call it; a route that
+learns has one lock, held only to read or change what it has learned, never while talking to a server.
 """
 
 from __future__ import annotations
@@ -16,29 +16,42 @@ import redis
 from redis.crc import key_slot
 
 from leaselib.errors import StoreError
-from leaselib.stores._redis_errors import code
-from leaselib.stores._redis_net import Command, Deadline, Nodes
+from leaselib.stores._redis_errors import TRANSIENT, code
+from leaselib.stores._redis_net import Command, Deadline, Follow, NoConnection, Nodes
 from leaselib.stores._redis_url import Address, Target
 
 MAX_REDIRECTS = 5
 Answer = TypeVar("Answer")
 _NOT_PRIMARY = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "FAILOVER")
+_FAULTS = (redis.RedisError, OSError, StoreError)
+"""What an exchange raises. All but NoConnection mean that the server or the way to it isn't what it was, and so does a
+certificate that was refused."""
 
 
 class Route(abc.ABC):
     """How commands find their server."""
 
     @abc.abstractmethod
-    def exchange(self, key: str, commands: Sequence[Command], deadline: Deadline, *, urgent: bool) -> list[Any]:
-        """Sends commands to the server that holds `key`, on one connection, and reads an answer for each.
+    def exchange(
+        self, key: str, command: Command, deadline: Deadline, *, urgent: bool, follow: Follow | None = None
+    ) -> list[Any]:
+        """Sends a command to the server that holds `key`, then on the same connection what `follow` says.
 
-        An answer may be a redis.ResponseError.
+        Returns the answers; each may be a redis.ResponseError.
 
         Raises:
             redis.RedisError: no answer, or not from the right server.
             OSError: the same.
             StoreError: the same.
         """
+
+    def exchange_anywhere(self, command: Command, deadline: Deadline, *, urgent: bool) -> Any:
+        """The answer to a command without keys, by whichever server gives one first. Raises as `exchange` does."""
+        return self.exchange("", command, deadline, urgent=urgent)[0]
+
+    def partly_well(self) -> bool:
+        """Whether trouble is that of a part of the store. It isn't, where one server is all of it."""
+        return False
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -70,15 +83,23 @@ class SingleRoute(Route):
     def exchange(
         self,
         key: str,  # noqa: ARG002  there is only one place for all keys
-        commands: Sequence[Command],
+        command: Command,
         deadline: Deadline,
         *,
         urgent: bool,
+        follow: Follow | None = None,
     ) -> list[Any]:
-        """See Route."""
-        answers = self._nodes.exchange(self._address, commands, deadline, urgent=urgent)
-        if any(isinstance(answer, redis.ResponseError) and code(answer) in _NOT_PRIMARY for answer in answers):
-            self._nodes.drop(self._address)  # the name may lead to another server by now
+        """See Route. After trouble all idle connections are dropped: the name may lead to another server by now, and
+        what one connection met awaits the others.
+        """
+        try:
+            answers = self._nodes.exchange(self._address, [command], deadline, urgent=urgent, follow=follow)
+        except _FAULTS as error:
+            if not isinstance(error, NoConnection):
+                self._nodes.drop(self._address)
+            raise
+        if _word(answers[0]) in _NOT_PRIMARY:
+            self._nodes.drop(self._address)
         return answers
 
     def close(self) -> None:
@@ -102,10 +123,11 @@ class SentinelRoute(Route):
     def exchange(
         self,
         key: str,  # noqa: ARG002  there is only one place for all keys
-        commands: Sequence[Command],
+        command: Command,
         deadline: Deadline,
         *,
         urgent: bool,
+        follow: Follow | None = None,
     ) -> list[Any]:
         """See Route."""
         with self._lock:
@@ -113,11 +135,12 @@ class SentinelRoute(Route):
         if primary is None:
             primary = self._ask(deadline, urgent=urgent)
         try:
-            answers = self._nodes.exchange(primary, commands, deadline, urgent=urgent)
-        except (redis.RedisError, OSError):
-            self._forget(primary)
+            answers = self._nodes.exchange(primary, [command], deadline, urgent=urgent, follow=follow)
+        except _FAULTS as error:
+            if not isinstance(error, NoConnection):
+                self._forget(primary)
             raise
-        if any(isinstance(answer, redis.ResponseError) and code(answer) in _NOT_PRIMARY for answer in answers):
+        if _word(answers[0]) in _NOT_PRIMARY:
             self._forget(primary)
         return answers
 
@@ -165,20 +188,19 @@ class ClusterRoute(Route):
         self._nodes, self._addresses = nodes, tuple(addresses)
         self._slots: dict[int, Address] = {}
         self._known: list[Address] = []  # the nodes of the last map, those that failed us last at the end
+        self._ill: set[Address] = set()  # those that gave no proper answer when they were last asked
         self._lock = threading.Lock()
 
-    def exchange(self, key: str, commands: Sequence[Command], deadline: Deadline, *, urgent: bool) -> list[Any]:
+    def exchange(
+        self, key: str, command: Command, deadline: Deadline, *, urgent: bool, follow: Follow | None = None
+    ) -> list[Any]:
         """See Route. Follows MOVED and ASK; TRYAGAIN is for the caller."""
         slot = key_slot(key.encode())
         address, asking = self._node(slot, deadline, urgent=urgent), False
         for _ in range(MAX_REDIRECTS):
-            sent = [("ASKING",), *commands] if asking else list(commands)
-            try:
-                answers = self._nodes.exchange(address, sent, deadline, urgent=urgent)[-len(commands) :]
-            except (redis.RedisError, OSError):
-                self._forget(address)
-                raise
-            word = code(answers[0]) if isinstance(answers[0], redis.ResponseError) else ""
+            sent = [("ASKING",), command] if asking else [command]
+            answers = self._at(address, sent, deadline, urgent=urgent, follow=follow)[len(sent) - 1 :]
+            word = _word(answers[0])
             if word not in ("MOVED", "ASK"):
                 if word in _NOT_PRIMARY:
                     self._forget(address)
@@ -190,22 +212,62 @@ class ClusterRoute(Route):
                     self._slots[slot] = address
         raise redis.ConnectionError(f"the cluster passed the call on {MAX_REDIRECTS} times without an answer")
 
+    def exchange_anywhere(self, command: Command, deadline: Deadline, *, urgent: bool) -> Any:
+        """See Route."""
+
+        def one(address: Address, share: Deadline) -> Any:
+            (answer,) = self._at(address, [command], share, urgent=urgent)
+            if isinstance(answer, redis.ResponseError):
+                raise answer
+            return answer
+
+        return _first_answer(self._nodes_to_ask(), one, deadline, "nodes of the cluster")[1]
+
+    def partly_well(self) -> bool:
+        """See Route: some node answered when it was last asked, or wasn't asked yet."""
+        known = set(self._nodes_to_ask())
+        with self._lock:
+            return bool(known - self._ill)
+
+    def _at(
+        self,
+        address: Address,
+        commands: Sequence[Command],
+        deadline: Deadline,
+        *,
+        urgent: bool,
+        follow: Follow | None = None,
+    ) -> list[Any]:
+        try:
+            answers = self._nodes.exchange(address, commands, deadline, urgent=urgent, follow=follow)
+        except _FAULTS as error:
+            if not isinstance(error, NoConnection):
+                self._forget(address)
+            raise
+        with self._lock:  # that it is loading, or full, is no proper answer
+            (self._ill.add if _word(answers[-1]) in TRANSIENT else self._ill.discard)(address)
+        return answers
+
+    def _nodes_to_ask(self) -> list[Address]:
+        with self._lock:
+            return list(dict.fromkeys([*self._known, *self._addresses]))
+
     def _node(self, slot: int, deadline: Deadline, *, urgent: bool) -> Address:
         with self._lock:
             address = self._slots.get(slot)
-            known = list(dict.fromkeys([*self._known, *self._addresses]))
         if address is not None:
             return address
 
         def one(address: Address, share: Deadline) -> dict[int, Address]:
-            (answer,) = self._nodes.exchange(address, [("CLUSTER", "SLOTS")], share, urgent=urgent)
+            (answer,) = self._at(address, [("CLUSTER", "SLOTS")], share, urgent=urgent)
             if isinstance(answer, redis.ResponseError):
                 raise answer
             return _slots(answer, address)
 
-        _, slots = _first_answer(known, one, deadline, "nodes of the cluster")
+        _, slots = _first_answer(self._nodes_to_ask(), one, deadline, "nodes of the cluster")
         with self._lock:
-            self._slots, self._known = slots, list(dict.fromkeys(slots.values()))
+            nodes = list(dict.fromkeys(slots.values()))
+            self._slots, self._known = slots, sorted(nodes, key=lambda node: node in self._ill)
         if slot not in slots:
             raise redis.ConnectionError(f"no node of the cluster serves slot {slot}")
         return slots[slot]
@@ -214,6 +276,7 @@ class ClusterRoute(Route):
         with self._lock:
             self._slots = {}
             self._known = [*(node for node in self._known if node != address), address]
+            self._ill.add(address)
         self._nodes.drop(address)
 
     def close(self) -> None:
@@ -230,6 +293,7 @@ def _first_answer(
 ) -> tuple[Address, Answer]:
     """Asks one after the other; each gets a share of the time, and some is left for the call itself."""
     failure: Exception | None = None
+    refusal: redis.ResponseError | None = None
     for number, address in enumerate(addresses):
         try:
             return address, ask(address, deadline.share(len(addresses) - number + 1))
@@ -237,15 +301,24 @@ def _first_answer(
             raise
         except (redis.RedisError, OSError) as error:
             failure = error
+            if isinstance(error, redis.ResponseError) and code(error) not in TRANSIENT:
+                refusal = error
+    if refusal is not None:  # it will say the same the next time: the wrong kind of server, or a right is missing
+        raise refusal
     raise redis.ConnectionError(f"none of the {len(addresses)} {who} gave an answer; the last said: {failure}")
 
 
+def _word(answer: Any) -> str:
+    """The code of an answer that is an error; else empty."""
+    return code(answer) if isinstance(answer, redis.ResponseError) else ""
+
+
 def _redirected(error: redis.ResponseError, asked: Address) -> Address:
-    """Where MOVED or ASK points: `[MOVED] <slot> <host>:<port>`; no host means the one that was asked."""
+    """Where MOVED or ASK points: `[MOVED] <slot> <host>:<port>`; no host, or `?`, means the one that was asked."""
     found = re.search(r"(\d+) (\S*):(\d+)$", str(error).strip())
     if found is None:
         raise redis.InvalidResponse(f"the cluster's redirection can't be read: {error}")
-    return found.group(2) or asked[0], int(found.group(3))
+    return asked[0] if found.group(2) in ("", "?") else found.group(2), int(found.group(3))
 
 
 def _slots(answer: Any, asked: Address) -> dict[int, Address]:

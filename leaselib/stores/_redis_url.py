@@ -6,11 +6,12 @@ URL names.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from leaselib.errors import ConfigurationError
 
@@ -37,6 +38,10 @@ _PARAMETERS = (
     "sentinel_username", "sentinel_password", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs",
     "ssl_check_hostname",
 )  # fmt: skip
+_ENDS_TOO_EARLY = (
+    "this Redis URL (not shown, it may hold a password) has {} after its host. Percent-encode what means something in "
+    "a URL: @ / ? # % as %40 %2F %3F %23 %25"
+)
 _SECRET = ("pass", "secret", "key", "token")
 
 
@@ -92,11 +97,7 @@ def parse(url: str) -> Target:
     if not isinstance(url, str):
         raise ConfigurationError(f"a Redis URL must be a str such as 'redis://localhost:6379/0', not {url!r:.100}")
     shown = masked(url)
-    try:
-        parts = urlsplit(url)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError:  # its text would quote a part of the URL that may be the password's
-        raise ConfigurationError(f"{shown!r} is no URL; write {_FORMS}") from None
+    parts, query = _split(url, shown)
     scheme = parts.scheme.replace("valkeys", "rediss").replace("valkey", "redis")
     if scheme not in _SCHEMES:
         raise ConfigurationError(f"{shown!r} is no Redis URL: its scheme is {parts.scheme!r}; write {_FORMS}")
@@ -112,6 +113,8 @@ def parse(url: str) -> Target:
     path = [unquote(part) for part in parts.path.split("/") if part]
     master = ""
     if kind == "unix":
+        if not hasattr(socket, "AF_UNIX"):
+            raise ConfigurationError(f"{shown!r}: Python has no Unix sockets on this system; write redis://host:port/0")
         if hosts or not path:
             raise ConfigurationError(f"{shown!r} names no socket; write unix:///path/to/redis.sock (three slashes)")
         addresses: tuple[Address, ...] = ((unquote(parts.path), 0),)
@@ -131,6 +134,23 @@ def parse(url: str) -> Target:
         raise ConfigurationError(f"{shown!r} asks for database {db}, but a cluster has only database 0; leave it out")
     context = _tls(query, shown) if tls else None
     return Target(kind, addresses, shown, db, username, password, master, context, query)
+
+
+def _split(url: str, shown: str) -> tuple[SplitResult, dict[str, str]]:
+    """The URL's parts, and its query. Where a password may stand in the wrong part, nothing of the URL is shown."""
+    try:
+        parts = urlsplit(url)
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:  # its text would quote a part of the URL that may be the password's
+        raise ConfigurationError(f"{shown!r} is no URL; write {_FORMS}") from None
+    if parts.netloc and "@" in parts.path + parts.query:
+        raise ConfigurationError(_ENDS_TOO_EARLY.format("an @"))
+    if "#" in url:
+        raise ConfigurationError(_ENDS_TOO_EARLY.format("a #"))
+    query = dict(pairs)
+    if len(query) < len(pairs):
+        raise ConfigurationError(f"{shown!r} gives a parameter twice; write it once")
+    return parts, query
 
 
 def _user(userinfo: str, query: dict[str, str]) -> tuple[str | None, str | None]:

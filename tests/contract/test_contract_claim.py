@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from bench import JOB, Bench, ms, run_in
 
 from leaselib._model import Attempt, Run, epoch_ms
+from leaselib.errors import ConfigurationError
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reason": "oops"}, {"reason": None}, {"reason": ""}, {"max_late": -1}, {"max_late": math.nan},
+        {"max_late": math.inf}, {"max_late": "60"}, {"max_late": None}, {"max_late": True}, {"keep": -1},
+        {"keep": math.nan}, {"keep": "60"}, {"history_size": -1}, {"history_size": 1.5}, {"history_size": None},
+        {"history_size": True}, {"takeover_of": -1}, {"takeover_of": 1.0}, {"takeover_of": "1"}, {"lease": 0},
+        {"lease": math.nan}, {"max_attempts": 0}, {"max_attempts": None}, {"overlap": "both"}, {"overlap": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_claim_with_an_impossible_argument_is_refused_and_never_sent(bench: Bench, options: dict[str, Any]) -> None:
+    """So that nothing is recorded which no store could read again."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        bench.claim(**options)
+    assert bench.store.get(JOB, bench.slot()) is None
+    assert bench.claim().outcome == "won"
+
+
+def test_durations_of_a_claim_may_be_timedeltas(bench: Bench) -> None:
+    """As all durations may."""
+    assert bench.claim(-60, lease=timedelta(seconds=5), max_late=timedelta(minutes=2)).outcome == "won"
+
 
 # ---- won -------------------------------------------------------------------------------------------------------------
 
@@ -490,6 +520,19 @@ def test_a_purge_of_several_runs_remembers_the_highest(bench: Bench) -> None:
     assert bench.store.purge(JOB) == 3
     assert [bench.claim(at).outcome for at in (0, 0.2, 0.4)] == ["superseded"] * 3
     assert bench.claim(0.401).outcome == "won"
+
+
+@pytest.mark.parametrize("overlap", ["skip", "allow"])
+def test_a_floor_ahead_of_the_clock_supersedes_nothing(bench: Bench, overlap: str) -> None:
+    """A run that the store's clock, set back since, has still to reach stops no takeover of one that is due now."""
+    older = bench.win(lease=7200, overlap=overlap)
+    bench.clock.step(3600)
+    bench.ended(3600, overlap="allow")
+    assert bench.store.purge(JOB) == 1
+    bench.clock.step(-3600)
+    assert bench.release(older)
+    taken = bench.claim(takeover_of=1, overlap=overlap)
+    assert (taken.outcome, run_in(taken).attempt) == ("won", 2)
 
 
 @pytest.mark.parametrize(("overlap", "outcome"), [("skip", "superseded"), ("allow", "late")])

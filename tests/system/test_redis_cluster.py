@@ -14,6 +14,7 @@ from fix_servers_redis import LABELS, RedisCluster, RedisServer, program, wait_u
 
 from leaselib._model import ClaimAnswer, Run, epoch_ms, to_ms
 from leaselib.errors import StoreError
+from leaselib.stores import _redis
 from leaselib.stores._redis import RedisStore
 from leaselib.stores._redis_codec import Keys
 
@@ -103,9 +104,10 @@ def test_the_set_of_jobs_is_written_at_the_first_win_and_again_if_it_was_lost(
 
 
 def test_a_win_stands_if_the_set_of_jobs_is_out_of_reach(
-    cluster: RedisCluster, store: RedisStore, caplog: pytest.LogCaptureFixture
+    cluster: RedisCluster, store: RedisStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim is answered `won`, the trouble is logged, and the next win writes the set."""
+    """The claim is answered `won`, the trouble is logged, and a win some time later writes the set."""
+    monkeypatch.setattr(_redis, "REGISTER_PAUSE_S", 0.0)
     slot = due(store)
     home = cluster.owner(KEYS.jobs)
     other = next(node for node in cluster.nodes if node is not home and node is not cluster.owner(KEYS.epoch))

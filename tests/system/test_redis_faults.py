@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import redis
-from fix_proxy import Proxy
-from fix_servers_redis import LABELS, RedisServer, program, replica_of, wait_until
+from fix_proxy import Direction, Proxy
+from fix_servers_redis import ALL_LABELS, RedisServer, program, replica_of, wait_until
 
 from leaselib._model import ClaimAnswer, Run, epoch_ms, to_ms
 from leaselib.errors import StoreError
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.system
 _tokens = (f"token-{n}" for n in itertools.count())
 
 
-@pytest.fixture(params=LABELS)
+@pytest.fixture(params=ALL_LABELS)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A server of each program, for one test, which may harm it."""
     with RedisServer(program=program(request.param)) as it:
@@ -470,3 +470,29 @@ def test_a_network_that_refuses_resets_and_comes_back(proxy: Proxy, far: RedisSt
     assert_transient(lambda: far.heartbeat("job", slot, run.token, 30, timeout=0.1))
     proxy.answers.delay = 0.0
     assert far.heartbeat("job", slot, run.token, 30)
+
+
+def test_idle_connections_that_went_dead_cost_one_call_together(proxy: Proxy, store: RedisStore) -> None:
+    """A network that forgets connections without a word (a NAT table, a failed host): the first call times out, and
+    tells that the other idle ones are no better.
+    """
+    far, slot = RedisStore(f"redis://127.0.0.1:{proxy.port}"), due(store)
+    jobs = [f"job-{number}" for number in range(12)]
+    for job in jobs:
+        win(store, slot, job, token="mine")
+    proxy.answers.delay = 0.2
+    beats = [threading.Thread(target=lambda job=job: far.heartbeat(job, slot, "mine", 30)) for job in jobs]
+    for beat in beats:
+        beat.start()
+    for beat in beats:
+        beat.join()
+    proxy.answers.delay = 0.0
+    assert far._route.counts() == (12, 12)
+    dead, proxy.requests = proxy.requests, Direction()
+    dead.hold()
+    assert_transient(lambda: far.heartbeat("job-0", slot, "mine", 30, timeout=0.3))
+    for job in jobs:
+        assert far.heartbeat(job, slot, "mine", 30, timeout=0.3)
+    assert far._route.counts() == (1, 1)
+    far.close()
+    dead.end()

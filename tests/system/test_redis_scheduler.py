@@ -6,12 +6,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 
 import pytest
+from fix_proxy import Proxy
 from fix_servers_redis import LABELS, RedisServer, knows_replica, program, replica_of, sentinel
 from test_redis_replicas import Link
 
-from leaselib import Event, Scheduler
+from leaselib import Aborted, Event, RunContext, Scheduler
+from leaselib._model import to_ms
+from leaselib.schedules import Schedule
+from leaselib.stores._redis import RedisStore
+from leaselib.stores._redis_codec import Keys
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -38,14 +44,15 @@ class Facts:
 
 
 @contextmanager
-def two_schedulers(url: str) -> Iterator[Facts]:
-    """Two instances of one program with a job due every second."""
+def instances(url: str, *jobs: str) -> Iterator[Facts]:
+    """Two instances of one program, with jobs that are due every second."""
     facts = Facts()
     schedulers = [Scheduler(url, lease=2, heartbeat=0.3, jitter=0.1, stop_timeout=5) for _ in range(2)]
     for scheduler in schedulers:
-        for name in ("start", "success", "failed", "lost", "store_error", "store_ok"):
+        for name in ("start", "success", "failed", "lost", "skip", "store_error", "store_ok"):
             scheduler.on(name, facts.note)
-        scheduler.every(seconds=1, name="tick")(lambda ctx: None)
+        for job in jobs:
+            scheduler.every(seconds=1, name=job)(lambda ctx: None)
         scheduler.start()
     try:
         yield facts
@@ -59,6 +66,27 @@ def assert_each_slot_started_once(facts: Facts) -> None:
     assert len(slots) == len(set(slots))
 
 
+class Once(Schedule):
+    """One slot, and none after it."""
+
+    tz = timezone.utc
+
+    def __init__(self, slot: datetime) -> None:
+        object.__setattr__(self, "slot_ms", to_ms(slot))
+
+    def next_ms(self, after_ms: int) -> int | None:
+        return self.slot_ms if after_ms < self.slot_ms else None
+
+    def latest_ms(self, at_ms: int) -> int | None:
+        return self.slot_ms if at_ms >= self.slot_ms else None
+
+    def count_ms(self, first_ms: int, last_ms: int, limit: int) -> int:
+        return min(limit, int(first_ms <= self.slot_ms <= last_ms))
+
+    def describe(self) -> str:
+        return "once"
+
+
 @pytest.fixture(params=LABELS)
 def primary(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A server of each program, for one test."""
@@ -70,7 +98,7 @@ def test_jobs_go_on_after_a_sentinel_has_moved_them_to_the_replica(primary: Redi
     """One store_error when trouble starts on each instance, one store_ok when it ends, and the next slots run."""
     with replica_of(primary), sentinel(primary) as watch:
         knows_replica(watch)
-        with two_schedulers(f"redis+sentinel://127.0.0.1:{watch.port}/jobs/0") as facts:
+        with instances(f"redis+sentinel://127.0.0.1:{watch.port}/jobs/0", "tick") as facts:
             facts.wait(lambda events: facts.count("success") >= 2)
             primary.kill()
             facts.wait(lambda events: facts.count("store_error") >= 2)
@@ -84,7 +112,7 @@ def test_with_its_replica_cut_off_nothing_starts_and_jobs_go_on_when_it_is_back(
     primary: RedisServer, link: Link
 ) -> None:
     """No win is acted on that a failover could lose."""
-    with two_schedulers(primary.url() + "?wait_replicas=1&wait_timeout=0.2") as facts:
+    with instances(primary.url() + "?wait_replicas=1&wait_timeout=0.2", "tick") as facts:
         facts.wait(lambda events: facts.count("success") >= 2)
         link.cut()
         facts.wait(lambda events: facts.count("store_error") >= 2)
@@ -102,3 +130,69 @@ def link(primary: RedisServer) -> Iterator[Link]:
     """The primary's replica behind a proxy that can be cut."""
     with Link(primary) as it:
         yield it
+
+
+def test_after_a_failover_that_lost_the_claim_its_runner_is_stopped_and_the_slot_may_run_again(
+    primary: RedisServer, link: Link
+) -> None:
+    """The replica never heard of the run. Its runner's heartbeat is refused: `lost`, and its handler is told to stop.
+
+    An instance that starts within the slot's lateness finds no state and runs it again, with a larger fence.
+    """
+    facts, fences, reasons = Facts(), [], []
+    with Proxy(("127.0.0.1", primary.port)) as address:
+        url = f"redis://127.0.0.1:{address.port}"
+        store = RedisStore(url)
+        slot = store.now().replace(microsecond=0) + timedelta(seconds=1)
+
+        def work(ctx: RunContext) -> None:
+            fences.append(ctx.fence)
+            if len(fences) == 1:
+                try:
+                    ctx.sleep(30)
+                except Aborted as error:
+                    reasons.append(error.reason)
+                    raise
+
+        def instance() -> Scheduler:
+            scheduler = Scheduler(url, lease=5, heartbeat=0.3, jitter=0, stop_timeout=5)
+            for name in ("start", "success", "failed", "lost"):
+                scheduler.on(name, facts.note)
+            scheduler.add(work, Once(slot), name="job")
+            scheduler.start()
+            return scheduler
+
+        first = instance()
+        link.cut()
+        facts.wait(lambda events: facts.count("start") == 1)
+        primary.kill()
+        link.replica.client().execute_command("REPLICAOF", "NO", "ONE")
+        address.target = ("127.0.0.1", link.replica.port)
+        address.reset_all()
+        facts.wait(lambda events: facts.count("lost") == 1)
+        second = instance()
+        facts.wait(lambda events: facts.count("success") == 1)
+        first.stop()
+        second.stop()
+        run = store.get("job", slot)
+        store.close()
+    lost, again = (next(event for event in facts.events if event.name == name) for name in ("lost", "success"))
+    assert (lost.reason, lost.slot, reasons) == ("refused", slot, ["refused"])
+    assert (again.slot, again.attempt) == (slot, 1)
+    assert again.runner != lost.runner
+    assert fences[0] < fences[1]
+    assert run is not None
+    assert (run.status, run.fence) == ("success", fences[1])
+
+
+def test_a_job_whose_key_holds_another_type_stops_alone(primary: RedisServer) -> None:
+    """One `store_error` (malformed) with its name on each instance; the jobs before and after it miss nothing."""
+    primary.client().set(Keys("default").runs("bad"), "mine")
+    with instances(primary.url(), "a", "bad", "b") as facts:
+        facts.wait(lambda events: all(sum(e.job == job and e.name == "success" for e in events) >= 3 for job in "ab"))
+        facts.wait(lambda events: facts.count("store_error") >= 2)
+    errors = [event for event in facts.events if event.name == "store_error"]
+    assert [(event.job, event.reason) for event in errors] == [("bad", "malformed")] * 2
+    assert all("another type of value" in str(event.error) for event in errors)
+    assert facts.count("store_ok") == facts.count("skip") == facts.count("failed") == 0
+    assert {event.job for event in facts.events if event.name == "start"} == {"a", "b"}

@@ -113,6 +113,11 @@ def test_tls_verifies_chain_and_host_name_unless_told_not_to_in_so_many_words() 
         ("rediss://h?ssl_cert_reqs=optional", "'required' or 'none'"),
         ("rediss://h?ssl_check_hostname=maybe", "true or false"),
         ("redis://[::1", "is no URL"),
+        ("redis://h?namespace=a&namespace=b", "gives a parameter twice"),
+        ("redis://h?db=1&db=1", "gives a parameter twice"),
+        ("redis://h/0#part", "has a # after its host.*%23"),
+        ("redis://u:12/34@h", "has an @ after its host.*%40"),
+        ("redis://h?namespace=a@b", "has an @ after its host.*%40"),
     ],
 )
 def test_a_url_that_can_not_work_is_a_configuration_error(url: str, says: str) -> None:
@@ -170,6 +175,16 @@ def test_open_store_makes_one_from_each_scheme() -> None:
         f"redis://user:{CANARY}@h:1/0",
         f"redis://:{CANARY}@h",
         f"redis://user:x{CANARY}/y?z#@h",
+        f"redis://user:12/{CANARY}@h",
+        f"redis://user:12/{CANARY}@h/0?db=1",
+        f"redis://user:12?{CANARY}@h",
+        f"redis://user:12?{CANARY}=et@h",
+        f"redis://user:12?namespace={CANARY}@h",
+        f"redis://user:12#{CANARY}@h",
+        f"redis://user:12#{CANARY}/0?db=x@h",
+        f"redis+sentinel://user:12/{CANARY}@h/0",
+        f"redis+sentinel://user:12/{CANARY}@h/jobs/0",
+        f"redis+cluster://user:12/{CANARY}@h",
         f"redis://user:{CANARY}@h:bad",
         f"redis://user:{CANARY}@h?unknown=1",
         f"redis://h?password={CANARY}",
@@ -217,3 +232,18 @@ def test_without_the_driver_a_store_names_the_extra_to_install(tmp_path: Path) -
         env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
     )
     assert "pip install 'leaselib[redis]'" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("secret", ["12/34", "12?34", "12#34", "a?b=c", "1/2#3?4"])
+def test_a_password_that_ends_too_early_is_never_taken_for_something_else(secret: str) -> None:
+    """No host, database or master's name is made of it: the URL is refused, whatever its kind."""
+    for form in ("redis://u:{}@h", "rediss://u:{}@h/0", "redis+sentinel://u:{}@h/jobs", "redis+cluster://u:{}@a,b"):
+        with pytest.raises(ConfigurationError):
+            RedisStore(form.format(secret))
+
+
+def test_where_there_are_no_unix_sockets_the_url_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows."""
+    monkeypatch.delattr(socket, "AF_UNIX")
+    with pytest.raises(ConfigurationError, match="no Unix sockets on this system; write redis://"):
+        RedisStore("unix:///run/redis.sock")

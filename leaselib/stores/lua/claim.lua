@@ -73,7 +73,7 @@ if job.run then
   end
   clamp(job.run)
 end
-if job.epoch and not string.match(job.epoch, EPOCH_FORM) then
+if job.epoch and not is_epoch(job.epoch) then
   malformed('its field epoch is none')
 end
 if problem then
@@ -142,14 +142,53 @@ local function trim()
   end
 end
 
+local function is_number(word)
+  local digits, rest = string.match(word, '^%-?(%d+)(.*)$')
+  if not digits or #word > 4000 or string.find(digits, '^0%d') then
+    return false
+  end
+  return string.gsub(string.gsub(rest, '^%.%d+', ''), '^[eE][+-]?%d+', '') == ''
+end
+
+-- Whether a text is JSON, no deeper than 1000 levels. cjson alone won't do: it takes other numbers, and fewer escapes.
+-- So it only judges what is left when strings are emptied.
+local function is_json(value)
+  local escaped = string.gsub(string.gsub(value, '\\[\\"/bfnrt]', '.'), '\\u%x%x%x%x', '.')
+  local bare = string.gsub(escaped, '"([^"]*)"', function(inside)
+    return string.find(inside, '[%z\1-\31\\]') and '!' or '""'
+  end)
+  for word in string.gmatch(bare, '[^%s%[%]{}:,"]+') do
+    if not (one_of(word, 'true', 'false', 'null') or is_number(word)) then
+      return false
+    end
+  end
+  return pcall(cjson.decode, bare)
+end
+
+local function past_line(number, runner, started, ended, how)
+  return string.format('[%.0f,%s,%.0f,%.0f,"%s"]', number, cjson.encode(runner), started, ended, how)
+end
+
+-- The log of past attempts, line by line, each written anew.
+local function past_lines()
+  local lines = {}
+  for line in string.gmatch(job.past and job.past .. '\n' or '', '([^\n]*)\n') do
+    local ok, past = pcall(cjson.decode, line)
+    if not (ok and type(past) == 'table' and #past == 5 and whole(past[1], 1, LARGEST) and utf8_text(past[2])
+      and instant(past[3]) and instant(past[4]) and one_of(past[5], 'expired', 'handed-over')) then
+      malformed("the log of a run's past attempts can't be read")
+      return {}
+    end
+    lines[#lines + 1] = past_line(unpack(past))
+  end
+  return lines
+end
+
 -- The attempt that is over joins the log of the run's past ones.
 local function log_past(run)
-  local lines = {}
-  for line in string.gmatch(job.past or '', '[^\n]+') do
-    lines[#lines + 1] = line
-  end
-  lines[#lines + 1] = string.format('[%.0f,%s,%.0f,%.0f,"%s"]', run.attempt, cjson.encode(run.runner), run.started,
-    run.lease_end, run.released and 'handed-over' or 'expired')
+  local lines = past_lines()
+  lines[#lines + 1] = past_line(run.attempt, run.runner, run.started, run.lease_end,
+    run.released and 'handed-over' or 'expired')
   while #lines > LOG_ENTRIES do
     table.remove(lines, 1)
   end
@@ -286,18 +325,24 @@ if job.run then
 else
   outcome, shown = claim_new()
 end
-if job.failure or problem then
-  return job.failure or refusal()
-end
 if shown and shown.slot ~= ask.slot then
   local more = redis.call('HMGET', RUNS, text(shown.slot) .. ':checkpoint', text(shown.slot) .. ':past')
   job.checkpoint, job.past = more[1], more[2]
+end
+if shown and next(job.dirty) then -- what the caller can't read must not be decided either: each try would cost an attempt
+  if job.checkpoint and not (utf8_text(job.checkpoint) and is_json(job.checkpoint)) then
+    malformed('the checkpoint of slot ' .. text(shown.slot) .. ' is no JSON')
+  end
+  job.past = job.past and table.concat(past_lines(), '\n')
+end
+if job.failure or problem then
+  return job.failure or refusal()
 end
 
 -- Write. The first command is one that a full server refuses, so that it refuses the whole. ------------------------
 
 if EPOCH and not job.epoch then
-  job.epoch = text(now) .. '-' .. ARGV[14]
+  job.epoch, job.new_epoch = text(now) .. '-' .. ARGV[14], true
   redis.call('SET', EPOCH, job.epoch)
 end
 if job.first then
@@ -318,6 +363,9 @@ for _, old in ipairs(job.dropped) do
 end
 if job.is_new then
   redis.call('SADD', JOBS, ARGV[2])
+end
+if #job.writes == 0 and not job.new_epoch then
+  redis.call('HDEL', RUNS, '') -- see `unwritten`
 end
 
 local wait = outcome == 'early' and ask.slot - now or 0

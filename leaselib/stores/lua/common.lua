@@ -24,6 +24,7 @@
 local VERSION = '1'
 local FIRST_MS, LAST_MS = -62135596800000, 253402300799999 -- the years 1 to 9999
 local LARGEST = 9007199254740992 -- 2^53: whole numbers up to here are exact
+local LONGEST_LEASE = 3153600000000 -- about 100 years
 local LOG_ENTRIES = 20
 
 local problem -- the first thing found malformed; scripts look at it before they write
@@ -59,6 +60,28 @@ local function one_of(value, ...)
   return false
 end
 
+-- Whether a value is text in UTF-8: whole characters are struck out, and no other byte above 127 may be left.
+local function utf8_text(value)
+  if type(value) ~= 'string' then
+    return false
+  end
+  for _, characters in ipairs({
+    '[\194-\223][\128-\191]',
+    '\224[\160-\191][\128-\191]',
+    '\237[\128-\159][\128-\191]', -- no surrogates
+    '[\225-\236\238\239][\128-\191][\128-\191]',
+    '\240[\144-\191][\128-\191][\128-\191]',
+    '[\241-\243][\128-\191][\128-\191][\128-\191]',
+    '\244[\128-\143][\128-\191][\128-\191]',
+  }) do
+    if not string.find(value, '[\128-\255]') then
+      return true
+    end
+    value = string.gsub(value, characters, '.')
+  end
+  return not string.find(value, '[\128-\255]')
+end
+
 -- A stored record as a table, or nil if it is malformed. Nothing in it is trusted.
 local function decode(json, slot)
   local ok, run = pcall(cjson.decode, json)
@@ -76,16 +99,16 @@ local function decode(json, slot)
     and one_of(run.reason, 'scheduled', 'catch-up', 'takeover', 'hand-over', 'manual')
     and whole(run.attempt, 1, LARGEST)
     and whole(run.handovers, 0, LARGEST)
-    and type(run.token) == 'string'
-    and type(run.runner) == 'string'
+    and utf8_text(run.token)
+    and utf8_text(run.runner)
     and whole(run.fence, 0, LARGEST)
-    and whole(run.lease, 0, LARGEST)
+    and whole(run.lease, 0, LONGEST_LEASE)
     and instant(run.lease_end)
     and instant(run.started)
     and type(run.released) == 'boolean'
     and (run.ended == nil) == (run.status == 'running')
     and (run.ended == nil or instant(run.ended))
-    and (run.error == nil or type(run.error) == 'string')
+    and (run.error == nil or utf8_text(run.error))
   if not sound then
     return malformed('the record of slot ' .. text(slot) .. ' has a missing, unknown or impossible value')
   end
@@ -178,6 +201,15 @@ local function answer(...)
   return { ARGV[1], 'ok', ... }
 end
 
+-- The answer of a script that writes, when it has nothing to write. A replica would let that pass, though what it knows
+-- may be out of date; so this begins a write all the same, which a replica refuses with READONLY. It removes nothing (no
+-- field has an empty name), and nothing of it is sent to replicas (by Redis 6.2 an empty transaction). Only ever the
+-- last command: after a write, even one of nothing, a full server refuses no other any more.
+local function unwritten(key, ...)
+  redis.call('HDEL', key, '')
+  return answer(...)
+end
+
 local function refusal()
   return { ARGV[1], 'malformed', problem }
 end
@@ -193,11 +225,15 @@ local function failed(reply, key)
   return reply
 end
 
--- The same for the namespace's epoch, which must be one: `<milliseconds>-<hex digits>`.
-local EPOCH_FORM = '^%d+%-%x+$'
+-- Whether a text is an epoch: `<milliseconds>-<hex digits>`, of bounded length.
+local function is_epoch(value)
+  local milliseconds = string.match(value, '^(%d+)%-%x+$')
+  return milliseconds and #milliseconds <= 15 and #value <= 100
+end
 
+-- As `failed`, for the namespace's epoch, which must be one.
 local function no_epoch(reply, key)
-  if reply and type(reply) == 'string' and not string.match(reply, EPOCH_FORM) then
+  if type(reply) == 'string' and not is_epoch(reply) then
     return { ARGV[1], 'broken', 'the key ' .. key .. ' holds no epoch' }
   end
   return failed(reply, key)

@@ -12,11 +12,11 @@ end
 
 -- Rule 4: only with the current token, and not once it was released.
 if not run or run.token ~= ARGV[3] then
-  return answer(0)
+  return unwritten(KEYS[1], 0)
 end
 if run.status ~= 'running' then
   if run.status ~= ARGV[4] then
-    return answer(0)
+    return unwritten(KEYS[1], 0)
   end
   -- The answer to an earlier send was lost: true again. What is stored is written once more, unchanged, so that a WAIT
   -- on this connection covers it too.
@@ -24,7 +24,7 @@ if run.status ~= 'running' then
   return answer(1)
 end
 if run.released then
-  return answer(0)
+  return unwritten(KEYS[1], 0)
 end
 run.status = ARGV[4]
 run.ended = now

@@ -13,7 +13,7 @@ end
 -- Rule 2: only with the current token, and only while it runs and was not released. A lease that ran out but that
 -- nobody took over is renewed. No state, after a failover or a flush: refused, so the runner stops.
 if not run or run.token ~= ARGV[3] or run.status ~= 'running' or run.released then
-  return answer(0)
+  return unwritten(KEYS[1], 0)
 end
 run.lease = tonumber(ARGV[4])
 run.lease_end = now + run.lease

@@ -5,6 +5,9 @@
 -- The highest purged slot becomes the floor, so that no late claim starts a purged run again (rule 6).
 
 local force = ARGV[2] == '1'
+if not force then
+  redis.call('ZCARD', KEYS[2]) -- fails if the index is no sorted set; removing its entries below would be too late
+end
 local got = redis.call('HMGET', KEYS[1], 'version', 'floor', 'running', 'fence')
 check_version(got[1])
 if problem then -- a newer layout: not even force may guess what it means
@@ -34,7 +37,10 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   end
 end
 if #purged == 0 and not (force and got[1]) then
-  return answer(0)
+  if force then
+    redis.call('DEL', KEYS[2])
+  end
+  return unwritten(KEYS[1], 0)
 end
 
 -- The floor comes first: if nothing else got done, no purged slot could run again.
@@ -42,9 +48,11 @@ redis.call('HSET', KEYS[1], 'version', VERSION, 'count', #kept, 'running', table
   'fence', text(fence or 0), 'floor', text(floor or FIRST_MS))
 for _, slot in ipairs(purged) do
   redis.call('HDEL', KEYS[1], slot, slot .. ':checkpoint', slot .. ':past')
-  redis.call('ZREM', KEYS[2], slot)
+  if not force then
+    redis.call('ZREM', KEYS[2], slot)
+  end
 end
-if force then -- whatever else the index holds
+if force then -- whatever the index holds, or is
   redis.call('DEL', KEYS[2])
 end
 return answer(#purged)

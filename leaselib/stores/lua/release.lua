@@ -11,13 +11,13 @@ if problem then
 end
 
 if not run or run.token ~= ARGV[3] then
-  return answer(0)
+  return unwritten(KEYS[1], 0)
 end
 if run.released then -- sent again; a newer run may have ended this one since
-  return answer(1)
+  return unwritten(KEYS[1], 1)
 end
 if run.status ~= 'running' then
-  return answer(0)
+  return unwritten(KEYS[1], 0)
 end
 run.released = true
 run.lease_end = now

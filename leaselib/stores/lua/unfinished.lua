@@ -2,11 +2,16 @@
 -- KEYS[1...] <job>:runs of each job asked for; in Cluster mode one job a call
 -- ARGV[1] call
 -- Answer: [3] an array of the number of the key, slot, record, checkpoint and past attempts, again and again; or
---   "malformed", what is wrong, and [4] the number of the key
+--   "malformed" or "broken", what is wrong, and [4] the number of the key: one job's trouble is not the others'
 
 local found = {}
 for number, key in ipairs(KEYS) do
-  local meta = redis.call('HMGET', key, 'version', 'running')
+  local meta = redis.pcall('HMGET', key, 'version', 'running')
+  local failure = failed(meta, key)
+  if failure then
+    failure[4] = number
+    return failure
+  end
   check_version(meta[1])
   local slots = running_slots(meta[2])
   if problem then
