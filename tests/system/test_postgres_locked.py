@@ -47,4 +47,5 @@ def test_while_one_jobs_records_are_locked_the_other_jobs_slots_start_in_time(tm
             heard.wait(lambda: len(heard.starts("held")) > held_now)
         store.close()
     assert max((event.at - event.slot).total_seconds() for event in locked if event.slot is not None) < EVERY_S
-    assert [(e.name, e.reason, e.job) for e in heard.events if e.name != "start"] == [("store_error", "unreachable", "held")]
+    troubles = [(event.name, event.reason, event.job) for event in heard.events if event.name != "start"]
+    assert troubles == [("store_error", "unreachable", "held")]
