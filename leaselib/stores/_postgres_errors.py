@@ -53,7 +53,7 @@ _RECORD = frozenset({"XX001", "XX002"})
 _ADVICE = {
     "28": "Check user, password and certificates in the URL, and the server's pg_hba.conf",
     "3D": "Create the database, or correct the name at the end of the URL",
-    "42501": "Grant the role what leaselib needs; the statements are in the output of `leaselib schema URL`",
+    "42501": "Grant the role what leaselib needs: the output of `leaselib schema URL --grant ROLE` says it",
     _LOCKED: "Another transaction holds its records, perhaps a handler's own that has confirmed or finished its run",
     "25006": "Is it a standby? Name every host in the URL, with target_session_attrs=read-write",
     "53300": "Raise max_connections, or connect through pgbouncer",

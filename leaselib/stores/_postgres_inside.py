@@ -92,7 +92,7 @@ def _ask(connection: Any, schema: str, statement: str, *args: object) -> object:
         if error.sqlstate in NO_SCHEMA or error.sqlstate == "42501":
             raise StoreError(
                 f"this connection can't use leaselib's functions in schema {schema!r} ({error.sqlstate}): it must go "
-                f"to the store's own database, with a role that has the grants which `leaselib schema URL` prints",
+                f"to the store's own database, with a role that has the grants of `leaselib schema URL --grant ROLE`",
                 transient=transient(error.sqlstate),
             ) from error
         raise

@@ -29,7 +29,8 @@ def test_no_rule_is_broken_under_faults_and_all_jobs_run_again_afterwards(store:
     result.require()
     # That the run reached what it is for; a quiet one proves nothing.
     assert len(result.faults) >= 15, result.summary
-    assert result.counts["starts by takeover"] + result.counts["starts by hand-over"] >= 1, result.summary
+    given_up = ("starts by takeover", "starts by hand-over", "events interrupted")
+    assert sum(result.counts[what] for what in given_up) >= 1, result.summary
     assert result.counts["events lost"] >= 1, result.summary
     assert result.counts["passed checks"] >= 1000, result.summary
     assert result.counts["decisions"] >= 2 * result.counts["handler starts"] > 0, result.summary

@@ -12,7 +12,6 @@ import leaselib
 from leaselib._model import from_ms
 
 pytestmark = pytest.mark.system
-ON_EVERY_STORE = True
 
 KINDS = {
     "sleeps": {"do": "sleep"},

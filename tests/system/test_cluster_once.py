@@ -9,7 +9,6 @@ import pytest
 from cluster import SLACK_S, Cluster, assert_all_started, assert_started_once, due_in, slots_between, wall_ms
 
 pytestmark = pytest.mark.system
-ON_EVERY_STORE = True
 
 
 @pytest.mark.timeout(40)
