@@ -4,9 +4,6 @@ One lock guards all that changes: the idle connections, the set of all open ones
 way, which host worked last, and whether the server is full. It is never held while the network is waited for. Any
 thread may call anything. After a fork the child makes a new pool and only calls `forget` on the old one.
 
-Looking up a host's name is the one thing that can't be given a deadline, so it happens in a thread of its own, at most
-one per name, which ends by itself; whoever asked waits no longer than it may.
-
 Two kinds of operations share it. Patient ones (claims, reads) wait until fewer than `limit` of their kind are under
 way. Urgent ones (heartbeat, finish, release) never wait for a connection: if none is idle they open one, so that there
 are at most `limit` plus as many as there are urgent calls at once. At most `limit` idle ones are kept.
@@ -14,12 +11,12 @@ are at most `limit` plus as many as there are urgent calls at once. At most `lim
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from leaselib import _clock, _threads
+from leaselib import _clock
+from leaselib.stores._lookup import Names
 from leaselib.stores._postgres_connection import Connection, Deadline
 from leaselib.stores._postgres_errors import STALE, Failure, transient
 from leaselib.stores._postgres_url import Address, Target
@@ -45,7 +42,7 @@ class Pool:
         self._patient = 0
         self._generation = 0
         self._first = 0  # the target that worked last
-        self._names = _Names()
+        self._names = Names()
         self._full: tuple[int, Failure] | None = None  # until when (boot clock, ns) not to connect, and why
 
     @contextmanager
@@ -157,7 +154,7 @@ class Pool:
         """Tries one host, each of its addresses for an equal share of the time."""
         addresses: list[str | None] = [None]
         if target.host is not None:
-            addresses = [*self._names.find(target.host, deadline)]
+            addresses = [*self._look_up(target.host, deadline)]
         for tried, address in enumerate(addresses):
             share = deadline.share(len(addresses) - tried, self._address.connect_timeout)
             try:
@@ -166,6 +163,15 @@ class Pool:
                 if tried == len(addresses) - 1:
                     raise
         raise AssertionError("a host has at least one address")
+
+    def _look_up(self, host: str, deadline: Deadline) -> list[str]:
+        try:
+            found = self._names.find(host, None, deadline.left())
+        except TimeoutError:
+            raise Failure(f"the name {host!r} was not looked up within {deadline.seconds:.3g} s") from None
+        except OSError as error:
+            raise Failure(str(error)) from error.__cause__
+        return list(dict.fromkeys(str(place[4][0]) for place in found))
 
     def _open_one(self, conninfo: bytes, deadline: Deadline) -> Connection:
         connection = Connection(conninfo)
@@ -182,53 +188,3 @@ class Pool:
 def _full_until_ns() -> int:
     """Until when a server that is full now is not asked again, on the boot clock."""
     return _clock.SYSTEM.boot_ns() + int(FULL_PAUSE_S * 1e9)
-
-
-class _Question:
-    """A host's name that is being looked up, and the answer."""
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        self.answered = threading.Event()
-        self.addresses: list[str] = []
-        self.error: Exception | None = None
-
-    def ask(self) -> None:
-        """Asks the system's resolver, which takes its time."""
-        try:
-            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
-            self.addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        except (OSError, UnicodeError) as error:
-            self.error = error
-        finally:
-            self.answered.set()
-
-
-class _Names:
-    """Looks up hosts' names within a deadline. The lock guards `_asked`, the questions without an answer yet."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._asked: dict[str, _Question] = {}
-
-    def find(self, host: str, deadline: Deadline) -> list[str]:
-        """The host's addresses.
-
-        Raises:
-            Failure: there is none, or the resolver didn't answer in time.
-        """
-        with self._lock:
-            question = self._asked.get(host)
-            new = question is None or question.answered.is_set()
-            if question is None or new:
-                question = self._asked[host] = _Question(host)
-        if new:
-            try:
-                _threads.spawn(f"lookup-{host}", question.ask)
-            except RuntimeError:  # the interpreter is ending, and starts no more threads
-                question.ask()
-        if not question.answered.wait(max(0.0, deadline.left())):
-            raise Failure(f"the name {host!r} was not looked up within {deadline.seconds:.3g} s")
-        if not question.addresses:
-            raise Failure(f"the name {host!r} can't be looked up: {question.error}") from question.error
-        return question.addresses

@@ -1,9 +1,8 @@
 """Connections to Redis and Valkey servers: one total deadline for whatever a call does on them, and a bounded number.
 
-Owns the sockets, and the names that are being looked up. Any thread may call it: each pool is guarded by the condition
-that it holds, the rest by locks, and nobody waits for the network while holding one. A connection belongs to one call
-at a time. It is closed, and never used again, as soon as anything unexpected happens on it: a time-out, an interrupt,
-an answer for another question.
+Owns the sockets. Any thread may call it: each pool is guarded by the condition that it holds, the map of pools by a
+lock, and nobody waits for the network while holding one. A connection belongs to one call at a time. It is closed, and
+never used again, as soon as anything unexpected happens on it: a time-out, an interrupt, an answer for another call.
 
 redis-py does what a driver does (the protocol, the handshake, the classes of errors). How long anything may take,
 whether it is tried again, and how many connections there are is decided here and above.
@@ -22,8 +21,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from leaselib import _clock, _threads
+from leaselib import _clock
 from leaselib.errors import StoreError
+from leaselib.stores._lookup import Names
 from leaselib.stores._redis_url import Address
 
 Command = tuple[Any, ...]
@@ -183,64 +183,13 @@ class Connection(redis.Connection):
         try:  # an address needs no look-up
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
-            return self._names.find(host, port, self.deadline)
+            return self._names.find(host, port, self.deadline.left())
 
 
 def _quiet_handshake() -> dict[str, Any]:
     """Leaves out the two commands by which newer drivers introduce themselves at each connect."""
     known = inspect.signature(redis.connection.AbstractConnection.__init__).parameters
     return {"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None}
-
-
-class _Question:
-    """A name that is being looked up, and the answer."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self.answered = threading.Event()
-        self.places: list[Any] = []
-        self.error: Exception | None = None
-
-    def ask(self) -> None:
-        """Asks the system's resolver, which takes no time-out."""
-        try:
-            self.places = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            self.error = error
-        finally:
-            self.answered.set()
-
-
-class Names:
-    """Looks up names within a deadline, each in a thread of its own. All that ask for a name meanwhile share that one
-    thread, so that a resolver which hangs costs one for each name at most.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._asked: dict[Address, _Question] = {}
-
-    def find(self, host: str, port: int, deadline: Deadline) -> list[Any]:
-        """The addresses of a name, as getaddrinfo gives them.
-
-        Raises:
-            OSError: there are none, or the resolver didn't answer in time.
-        """
-        with self._lock:
-            question = self._asked.get((host, port))
-            new = question is None or question.answered.is_set()
-            if question is None or new:
-                question = self._asked[host, port] = _Question(host, port)
-        if new:
-            try:
-                _threads.spawn("resolve", question.ask)
-            except RuntimeError:  # no more threads, as while the interpreter ends: better late than not at all
-                question.ask()
-        if not question.answered.wait(deadline.left()):
-            raise TimeoutError(f"the name {host!r} was not resolved in time")
-        if question.error is not None:
-            raise OSError(f"the name {host!r} can't be looked up: {question.error}") from question.error
-        return question.places
 
 
 class Pool:

@@ -23,7 +23,7 @@ from fix_servers_postgres import PgBouncer, PostgresServer, pgbouncer, place, po
 
 from leaselib._model import ERROR_BYTES, to_ms
 from leaselib.errors import ConfigurationError, StoreError
-from leaselib.stores import _postgres_pool, open_store
+from leaselib.stores import open_store
 from leaselib.stores._postgres import PostgresStore
 from leaselib.stores._postgres_connection import Deadline
 from leaselib.stores._postgres_errors import Failure, connect_sqlstate, store_error, transient
@@ -294,7 +294,7 @@ def test_a_name_that_is_not_looked_up_in_time_is_waited_for_no_longer(monkeypatc
         answer.wait(10)
         raise OSError("no such name")
 
-    monkeypatch.setattr(_postgres_pool.socket, "getaddrinfo", slow)
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
     store = PostgresStore("postgresql://slow.example/db")
     for _ in range(3):
         began = time.monotonic()
