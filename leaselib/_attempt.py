@@ -241,6 +241,7 @@ class Attempt:
         it is accepted, that transaction was rolled back; if it is refused, it was committed.
         """
         self.ending_inside = True
+        self._written_inside = self._sent_after_written = False  # what a heartbeat under way tells is of an earlier one
         last_ms = self.deadline_boot_ms - self.spec.options.heartbeat_ms
         self._next_beat_boot_ms = max(self._next_beat_boot_ms, last_ms)
         return []

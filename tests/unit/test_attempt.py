@@ -584,6 +584,21 @@ def test_a_heartbeat_that_was_sent_before_ctx_finish_returned_says_nothing_about
     assert run.ending_inside
 
 
+def test_a_heartbeat_that_tells_of_an_undone_ctx_finish_says_nothing_about_the_next_one():
+    """It was sent between the two, and answered after the second had written: committed, that one is no loss."""
+    run = finishing()
+    run.beat_sent()
+    run.finish_inside()
+    assert run.beat_answered(True, SENT_MS + 20, SENT_MS + 30) == []
+    run.finish_written()
+    assert run.ending_inside
+    run.beat_sent()
+    assert run.beat_answered(False, DEADLINE_MS - 20, DEADLINE_MS - 10) == []
+    run.handler_ended(None, None, DEADLINE_MS)
+    run.word_answered(False, DEADLINE_MS + 10)
+    assert told(run.word_answered(True, DEADLINE_MS + 20)) == [("success", None)]
+
+
 @pytest.mark.parametrize("policy", ["abort", "continue"])
 def test_a_heartbeat_refused_too_late_after_ctx_finish_stops_the_handler_and_the_last_word_decides(policy):
     """The transaction was committed late, or rolled back and somebody else took the run over: both refuse."""
