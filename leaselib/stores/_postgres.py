@@ -150,15 +150,13 @@ class PostgresStore(Store):
     # ---- the caller's own transactions ---------------------------------------------------------------------------
 
     def _confirm(self, connection: Any, job: str, slot_ms: int, token: str) -> bool:
-        place = {"namespace": self.namespace, "schema": self.schema}
-        held = _postgres_inside.confirm(connection, job, slot_ms, token, **place)
-        if not held:
-            self._check_own(connection)
-        return held
+        return self._inside(_postgres_inside.confirm, connection, job, slot_ms, token)
 
     def _finish_inside(self, connection: Any, job: str, slot_ms: int, token: str) -> bool:
-        place = {"namespace": self.namespace, "schema": self.schema}
-        held = _postgres_inside.finish_in(connection, job, slot_ms, token, **place)
+        return self._inside(_postgres_inside.finish_in, connection, job, slot_ms, token)
+
+    def _inside(self, ask: Callable[..., bool], connection: Any, job: str, slot_ms: int, token: str) -> bool:
+        held = ask(connection, job, slot_ms, token, namespace=self.namespace, schema=self.schema)
         if not held:
             self._check_own(connection)
         return held

@@ -362,10 +362,10 @@ class RedisStore(Store):
         On a server of its own: the namespace's. In a cluster each node can lose its data alone, so each job has an
         epoch of its own too, and a job's that changed counts as a new epoch of the store: the newest met is reported.
         """
+        if not self._cluster:
+            return epoch  # the answer that it goes into looks at it
         if epoch:
             check_epoch(epoch)
-        if not self._cluster:
-            return epoch
         with self._lock:
             new = True
             if job is not None:  # its own epoch says nothing by itself, only that it isn't what it was

@@ -23,7 +23,7 @@ from history.processes import LAST
 
 from leaselib._model import ClaimAnswer, Record
 
-from .cluster import Cluster, Member, slots
+from .cluster import Cluster, Member, member_of, slots
 from .plan import Plan
 
 Problem = tuple[str, str]
@@ -104,8 +104,7 @@ def _told_of(cluster: Cluster) -> dict[tuple[str, int], list[tuple[Member, int]]
     found: dict[tuple[str, int], dict[str, int]] = {}
     for entry in cluster.entries:
         if isinstance(entry.answer, ClaimAnswer) and entry.answer.outcome == "running":
-            name = entry.token.split("-")[1]
-            found.setdefault((entry.job, entry.slot_ms), {}).setdefault(name, entry.now_ms)
+            found.setdefault((entry.job, entry.slot_ms), {}).setdefault(member_of(entry.token), entry.now_ms)
     return {key: [(members[name], ms) for name, ms in of.items()] for key, of in found.items()}
 
 

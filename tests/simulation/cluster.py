@@ -61,7 +61,6 @@ class Cluster(World):
         self.handlers: set[str] = set()  # tokens
         self.everyone: list[Member] = []  # also those that are gone
         self._stores = 0
-        self._snapshots: list[tuple[int, dict[str, Any]]] = []
         self._thaw = random.Random(f"{plan.seed}-thaw")
         self.store = self._new_store()
         self.work = self._draw_work
@@ -117,7 +116,6 @@ class Cluster(World):
 
     def _new_store(self) -> SimulatedStore:
         self._stores += 1
-        self._snapshots = []
         return SimulatedStore(StoreClock(self), f"{self.store_ms}-{self._stores:032x}", self._decided)
 
     def _decided(self, entry: Entry) -> None:
@@ -126,7 +124,7 @@ class Cluster(World):
         if isinstance(answer, ClaimAnswer) and answer.outcome == "won" and request is not None:
             started = answer.record
             if started is not None and started.started_ms == entry.now_ms:
-                self.note("decided", entry.token.split("-")[1], started, overlap=request.overlap)
+                self.note("decided", member_of(entry.token), started, overlap=request.overlap)
                 self._note_who_trusts(started)
 
     def note(self, kind: str, pid: str, record: Record, **fields: Any) -> None:
@@ -512,9 +510,14 @@ def _spec(job: JobPlan, version: int) -> JobSpec:
     return spec(job.name, job.every_ms / 1000, **options)
 
 
+def member_of(token: str) -> str:
+    """The name of the instance that made up a token."""
+    return token.split("-")[1]
+
+
 def slots(job: JobPlan, first_ms: int, last_ms: int) -> range:
     """The slots of a job in [first_ms, last_ms]."""
     return range(-(-first_ms // job.every_ms) * job.every_ms, last_ms + 1, job.every_ms)
 
 
-__all__ = ["Cluster", "Member", "from_ms", "slots"]
+__all__ = ["Cluster", "Member", "from_ms", "member_of", "slots"]
