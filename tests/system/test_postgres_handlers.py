@@ -13,6 +13,7 @@ import fix_servers_postgres
 import psycopg
 import pytest
 import sqlalchemy
+from fix_sqlalchemy import transaction
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.orm import Session
 
@@ -351,27 +352,16 @@ def test_sqlalchemy_connections_take_part(bench: Bench, engine: sqlalchemy.Engin
     """An engine's, a Session's, and one that began by itself: effect and record together, or neither."""
     insert = sqlalchemy.text(f"INSERT INTO {bench.schema}.effects VALUES ('x')")
 
-    def work(ctx: RunContext, connection: sqlalchemy.Connection) -> None:
-        ctx.confirm(connection)
-        connection.execute(insert)
-        bench.heartbeats(ctx)
-        ctx.finish(connection)
-        if not commit:
-            raise RuntimeError("rolled back")
-
     def handler(ctx: RunContext) -> None:
-        if way == "engine.begin":
-            with engine.begin() as connection:
-                work(ctx, connection)
-        elif way == "session":
-            with Session(engine) as session:
-                work(ctx, session.connection())
-                session.commit()
-        else:
-            with engine.connect() as connection:
+        with transaction(engine, way) as connection:
+            if way == "connect":
                 connection.execute(insert)  # begins
-                work(ctx, connection)
-                connection.commit()
+            ctx.confirm(connection)
+            connection.execute(insert)
+            bench.heartbeats(ctx)
+            ctx.finish(connection)
+            if not commit:
+                raise RuntimeError("rolled back")
 
     (event,) = bench.run(handler)
     assert (event.name, event.error) == (("success", None) if commit else ("failed", "RuntimeError: rolled back"))

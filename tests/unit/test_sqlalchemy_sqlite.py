@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
+from fix_sqlalchemy import transaction
 from sqlalchemy.orm import Session
 
 from leaselib import ConfigurationError, Event, Every, RunContext, Scheduler, SQLiteStore
@@ -51,21 +52,13 @@ def test_effect_and_record_are_committed_together_or_not_at_all(
 ) -> None:
     """The effect comes first: with SQLite it is what begins the driver's transaction."""
 
-    def work(ctx: RunContext, connection: sqlalchemy.Connection) -> None:
-        connection.execute(INSERT)
-        ctx.confirm(connection)
-        ctx.finish(connection)
-        if not commit:
-            raise RuntimeError("rolled back")
-
     def handler(ctx: RunContext) -> None:
-        if way == "engine.begin":
-            with engine.begin() as connection:
-                work(ctx, connection)
-        else:
-            with Session(engine) as session:
-                work(ctx, session.connection())
-                session.commit()
+        with transaction(engine, way) as connection:
+            connection.execute(INSERT)
+            ctx.confirm(connection)
+            ctx.finish(connection)
+            if not commit:
+                raise RuntimeError("rolled back")
 
     event, status, effects = run(engine, handler)
     assert (event.name, event.error) == (("success", None) if commit else ("failed", "RuntimeError: rolled back"))
