@@ -88,7 +88,7 @@ CLUSTER_STORES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "postgres": postgres,
 }
 DEFAULT_STORES = ("sqlite",)
-"""What these tests run on unless `--stores`, or a module's `ON_EVERY_STORE`, says otherwise."""
+"""What these tests run on unless `--stores` says otherwise."""
 
 
 def audited(url: str, *, own_server: bool = False) -> audit.Audit | None:

@@ -29,12 +29,11 @@ PASSED = pytest.StashKey[bool]()
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that uses `cluster_url` runs once on each chosen store that is registered for clusters.
 
-    Without a choice: on the default, or on all of them if its module says `ON_EVERY_STORE = True`.
+    Without a choice on the default only; the gate runs the rest beside the other tests, for all of them mostly wait.
     """
     if "cluster_store" in metafunc.fixturenames:
         option = metafunc.config.getoption("--stores")
-        default = tuple(CLUSTER_STORES) if getattr(metafunc.module, "ON_EVERY_STORE", False) else DEFAULT_STORES
-        names = default if option is None else [n for n in option.split(",") if n.strip() in CLUSTER_STORES]
+        names = DEFAULT_STORES if option is None else [n for n in option.split(",") if n.strip() in CLUSTER_STORES]
         metafunc.parametrize("cluster_store", [name.strip() for name in names])
 
 

@@ -17,22 +17,25 @@ from fix_proxy import Proxy
 
 pytestmark = pytest.mark.system
 
-SECONDS = 30.0
+SECONDS = 20.0
+"""Times `--effort`, which is 3 in the gate."""
 
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("store", drive.STORES)
-def test_no_rule_is_broken_under_faults_and_all_jobs_run_again_afterwards(store: str, tmp_path: Path) -> None:
+def test_no_rule_is_broken_under_faults_and_all_jobs_run_again_afterwards(
+    store: str, effort: int, tmp_path: Path
+) -> None:
     """Four instances, five jobs, faults from one seed in the first two thirds of the time."""
-    result = drive.run(store, drive.DEFAULT_SEEDS[store], SECONDS, tmp_path)
+    result = drive.run(store, drive.DEFAULT_SEEDS[store], SECONDS * effort, tmp_path)
     print(result.summary)
     result.require()
     # That the run reached what it is for; a quiet one proves nothing.
-    assert len(result.faults) >= 15, result.summary
+    assert len(result.faults) >= 15 * effort, result.summary
     given_up = ("starts by takeover", "starts by hand-over", "events interrupted")
     assert sum(result.counts[what] for what in given_up) >= 1, result.summary
     assert result.counts["events lost"] >= 1, result.summary
-    assert result.counts["passed checks"] >= 1000, result.summary
+    assert result.counts["passed checks"] >= 500 * effort, result.summary
     assert result.counts["decisions"] >= 2 * result.counts["handler starts"] > 0, result.summary
 
 

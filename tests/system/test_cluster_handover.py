@@ -6,7 +6,6 @@ import pytest
 from cluster import BEAT_S, SLACK_S, Cluster, due_in
 
 pytestmark = pytest.mark.system
-ON_EVERY_STORE = True
 
 
 @pytest.mark.timeout(40)

@@ -12,7 +12,6 @@ from cluster import BEAT_S, LEASE_S, SLACK_S, TAKEOVER_S, Cluster, Fact, due_in,
 from leaselib._model import from_ms
 
 pytestmark = pytest.mark.system
-ON_EVERY_STORE = True
 
 
 def play_dead_runner(cluster: Cluster, job: str, slot_ms: int, lease_s: float, **claim: Any) -> float:
