@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from leaselib._model import from_ms
 from leaselib.errors import Aborted, ConfigurationError
-from leaselib.stores._base import CHECKPOINT_BYTES
+from leaselib.stores._base import checked_checkpoint
 
 if TYPE_CHECKING:
     from leaselib._execution import Execution
@@ -120,11 +120,11 @@ class RunContext:
         Sent with the next heartbeat or the release; with `flush=True` at once, and stored when this returns.
 
         Args:
-            value: anything that `json.dumps` takes, 64 KiB of JSON at most.
+            value: anything that `json.dumps` takes, 64 KiB of JSON and 500 levels at most.
             flush: store it now.
 
         Raises:
-            ConfigurationError: not a JSON value, or too large.
+            ConfigurationError: not a JSON value, too large, or nested too deep.
             Aborted: with `flush`: the run is lost.
             StoreError: with `flush`: it could not be stored yet. It is kept, and goes with the next heartbeat.
         """
@@ -132,11 +132,7 @@ class RunContext:
             text = json.dumps(value, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"a checkpoint must be a JSON value: {error}") from error
-        if len(text) > CHECKPOINT_BYTES:
-            raise ConfigurationError(
-                f"a checkpoint may have {CHECKPOINT_BYTES} bytes of JSON; this one has {len(text)}. Keep the data "
-                f"elsewhere and checkpoint where it is"
-            )
+        checked_checkpoint(text)
         if self._execution.forked:
             raise self._aborted()
         self._execution.checkpoint(text, flush=flush)

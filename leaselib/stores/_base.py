@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import json
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal, get_args
@@ -21,6 +22,9 @@ from leaselib.errors import ConfigurationError
 
 CHECKPOINT_BYTES = 64 * 1024
 """A checkpoint's JSON text has at most so many bytes of UTF-8."""
+CHECKPOINT_LEVELS = 500
+"""A checkpoint's lists and objects are nested at most so deep: deeper ones not every reader of JSON takes."""
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]')
 DEFAULT_TIMEOUT_S = 10.0
 """How long an operation may take if the caller doesn't say."""
 
@@ -309,8 +313,15 @@ def _slot_ms(slot: datetime) -> int:
 
 
 def _checkpoint(checkpoint: str | None) -> str | None:
-    if checkpoint is None:
-        return None
+    return None if checkpoint is None else checked_checkpoint(checkpoint)
+
+
+def checked_checkpoint(checkpoint: str) -> str:
+    """The text itself, if every store takes it.
+
+    Raises:
+        ConfigurationError: it is no JSON, too large, or nested too deep.
+    """
     try:
         size = len(checkpoint.encode())
         json.loads(checkpoint, parse_constant=_no_constant)
@@ -321,7 +332,21 @@ def _checkpoint(checkpoint: str | None) -> str | None:
             f"a checkpoint may have {CHECKPOINT_BYTES} bytes of JSON; this one has {size}. Keep the data elsewhere and "
             f"checkpoint where it is"
         )
+    if (levels := _levels(checkpoint)) > CHECKPOINT_LEVELS:
+        raise ConfigurationError(
+            f"a checkpoint's lists and objects may be nested {CHECKPOINT_LEVELS} levels deep; these are {levels}. "
+            f"Write them flatter, or as a text"
+        )
     return checkpoint
+
+
+def _levels(text: str) -> int:
+    """How deep the lists and objects of that JSON text are nested."""
+    level = deepest = 0
+    for bracket in _BRACKETS.findall(text):
+        level += {"[": 1, "{": 1, "]": -1, "}": -1}.get(bracket, 0)
+        deepest = max(deepest, level)
+    return deepest
 
 
 def _no_constant(name: str) -> None:

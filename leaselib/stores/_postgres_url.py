@@ -5,6 +5,7 @@ Owns nothing; any thread may call it. Needs psycopg, but no network.
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from psycopg import Error as DriverError
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from leaselib._names import check_name
@@ -25,6 +27,7 @@ _UNREADABLE = (
     + EXAMPLE
     + ", and characters such as @ / ? # % in the password as %40 %2F %3F %23 %25"
 )
+_OWN = ("namespace", "schema", "create")
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
@@ -102,7 +105,8 @@ def parse(url: str) -> Address:
         raw = conninfo_to_dict(rest)
     except (DriverError, ValueError):
         # libpq's own words may quote the password, so neither they nor the URL are repeated.
-        raise ConfigurationError(_UNREADABLE.format("PostgreSQL's client library can't read this URL")) from None
+        found = f"PostgreSQL's client library can't read this URL{_meant(rest)}"
+        raise ConfigurationError(_UNREADABLE.format(found)) from None
     params = {key: str(value) for key, value in raw.items() if value is not None}
     secrets = [v for k, v in params.items() if re.search("pass|secret|token", k) and k != "passfile"]
     for key, value in _DEFAULTS.items():
@@ -144,11 +148,22 @@ def _take_own(url: str) -> tuple[str, dict[str, str]]:
     others = []
     for item in query.split("&") if mark else []:
         key, _, value = item.partition("=")
-        if unquote(key) in ("namespace", "schema", "create"):
+        if unquote(key) in _OWN:
             own[unquote(key)] = unquote(value)
         elif item:
             others.append(item)
     return base + ("?" + "&".join(others) if others else ""), own
+
+
+def _meant(url: str) -> str:
+    """What a parameter that nobody knows was probably to be. Its text isn't shown: it may be a part of a password."""
+    known = [*_OWN, *(option.keyword.decode() for option in pq.Conninfo.get_defaults())]
+    for item in url.partition("?")[2].split("&"):
+        key = unquote(item.partition("=")[0])
+        close = [] if key in known else difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+        if close:
+            return f": it has a misspelt parameter, perhaps for {close[0]!r}"
+    return ""
 
 
 def _targets(params: dict[str, str]) -> tuple[Target, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ import pytest
 from bench import JOB, Bench, run_in
 
 from leaselib._model import ClaimAnswer, cut_error
+from leaselib.errors import ConfigurationError
 
 # ---- the states in which an attempt may find its run -----------------------------------------------------------------
 
@@ -173,8 +175,6 @@ def test_a_heartbeat_without_checkpoint_leaves_the_stored_one(bench: Bench) -> N
 )
 def test_a_checkpoint_comes_back_as_the_same_value(bench: Bench, text: str) -> None:
     """Also what some stores find hard: NUL, emoji, lone surrogates (escaped), empty containers, large numbers."""
-    import json
-
     answer = bench.win()
     assert bench.beat(answer, checkpoint=text)
     bench.expire(answer)
@@ -188,6 +188,22 @@ def test_a_checkpoint_of_64_kib_is_kept(bench: Bench) -> None:
     answer = bench.win()
     assert bench.beat(answer, checkpoint=text)
     assert bench.run().checkpoint == text.strip('"')
+
+
+@pytest.mark.parametrize("opening", ["[", '{"[":'], ids=["lists", "objects"])
+def test_a_checkpoint_of_500_levels_is_carried_over_and_a_deeper_one_is_refused_at_once(
+    bench: Bench, opening: str
+) -> None:
+    """Not only by the store that has to read it at a takeover."""
+    closing = "]" if opening == "[" else "}"
+    text = opening * 500 + "1" + closing * 500
+    answer = bench.win()
+    with pytest.raises(ConfigurationError, match="500 levels deep; these are 501"):
+        bench.beat(answer, checkpoint=opening + text + closing)
+    assert bench.beat(answer, checkpoint=text)
+    bench.expire(answer)
+    taken = run_in(bench.win(takeover_of=1)).checkpoint
+    assert json.dumps(taken, separators=(",", ":")) == text
 
 
 # ---- finish ----------------------------------------------------------------------------------------------------------

@@ -107,6 +107,20 @@ def test_a_bad_url_is_a_configuration_error_without_the_password(bad: str) -> No
         assert "sEcReT" not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("connect_timout=3", "connect_timeout"), ("namespce=a", "namespace"), ("sslmod=x", "sslmode")],
+)
+def test_a_misspelt_parameter_is_told_by_what_it_may_have_been_meant_as(written: str, meant: str) -> None:
+    """One that is like nothing known may be a part of a password: nothing is said of it."""
+    with pytest.raises(ConfigurationError, match=f"misspelt parameter, perhaps for '{meant}'"):
+        parse(f"postgresql://u:pw@h/d?{written}")
+    with pytest.raises(ConfigurationError) as found:
+        parse("postgresql://u:pw@h/d?hunter2=1")
+    assert "misspelt" not in str(found.value)
+    assert "hunter2" not in str(found.value)
+
+
 def test_what_is_leaselibs_is_taken_off_the_url() -> None:
     """The rest goes to libpq, host by host, also for several hosts with parameters of their own."""
     address = parse(

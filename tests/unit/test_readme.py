@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import fix_servers_postgres
 import pytest
 
 import leaselib
@@ -96,7 +97,7 @@ def test_each_python_block_runs_by_itself(number: int, tmp_path: Path) -> None:
 @pytest.mark.system
 def test_the_effect_in_one_transaction_is_recorded_with_its_run(tmp_path: Path) -> None:
     """The block with ctx.finish leaves as many bookings as successful runs."""
-    (block,) = (text for text in PYTHON if "ctx.finish(" in text)
+    (block,) = (text for text in PYTHON if "ctx.finish(" in text and "sqlite3" in text)
     (tmp_path / "block.py").write_text(block, "utf-8")
     (tmp_path / "driver.py").write_text(DRIVER, "utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -109,6 +110,25 @@ def test_the_effect_in_one_transaction_is_recorded_with_its_run(tmp_path: Path) 
     booked = [slot for (slot,) in connection.execute("SELECT slot FROM booking ORDER BY slot DESC")]
     connection.close()
     assert booked == [run.slot.isoformat() for run in runs if run.status == "success"]
+    assert booked
+
+
+@pytest.mark.system
+def test_the_effect_in_one_postgresql_transaction_is_recorded_with_its_run(tmp_path: Path) -> None:
+    """The same of the block for PostgreSQL, which expects the application's own table."""
+    (block,) = (text for text in PYTHON if "ctx.finish(" in text and "psycopg" in text)
+    (tmp_path / "block.py").write_text(f"{block}\nscheduler.run_forever()\n", "utf-8")
+    (tmp_path / "driver.py").write_text(DRIVER, "utf-8")
+    with fix_servers_postgres.postgres_server() as server:
+        server.sql("CREATE TABLE booking (slot timestamptz NOT NULL)")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DATABASE_URL": server.url()}
+        command = [sys.executable, "driver.py", "block.py"]
+        subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=2 * WAIT_S, check=True)
+        store = leaselib.PostgresStore(server.url())
+        runs = store.runs("book")
+        store.close()
+        booked = [slot for (slot,) in server.sql("SELECT slot FROM booking ORDER BY slot DESC")]
+    assert booked == [run.slot for run in runs if run.status == "success"]
     assert booked
 
 
