@@ -28,6 +28,7 @@ from leaselib._model import to_ms
 from leaselib.errors import ConfigurationError, StoreError
 from leaselib.stores import _postgres_inside
 from leaselib.stores._postgres import PostgresStore
+from leaselib.stores._postgres_schema import grants_sql
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +188,61 @@ def test_confirm_waits_for_a_takeover_that_is_being_committed(
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%confirm_2%'"
         wait_until(lambda: server.sql(waiting), "confirm to wait")
     thread.join(10)
+    assert answers == [False]
+
+
+GATE = 7  # an advisory lock's number
+GATED = """
+CREATE FUNCTION public.gate() RETURNS boolean LANGUAGE plpgsql AS
+    'BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN true; END';
+CREATE POLICY gate ON gated.runs USING (public.gate());
+ALTER TABLE gated.runs ENABLE ROW LEVEL SECURITY;
+"""
+
+
+@pytest.fixture(scope="module")
+def gated(server: PostgresServer) -> Iterator[PostgresStore]:
+    """A store whose runs the role `gated` reads only while nobody else holds GATE.
+
+    By a row security policy, which the server asks after a snapshot is taken and before rows are locked.
+    """
+    own = PostgresStore(server.url(namespace="gated"), schema="gated")
+    own.create_schema()
+    server.sql("CREATE ROLE gated LOGIN", grants_sql("gated", "gated"), *GATED.strip().split(";\n"))
+    yield own
+    own.close()
+
+
+INSTANT: dict[str, Callable[[PostgresStore, str, datetime], bool]] = {
+    "release": lambda store, job, slot: store.release(job, slot, "t1"),
+    "finish": lambda store, job, slot: store.finish(job, slot, "t1", "failed"),
+    "takeover": lambda store, job, slot: store.claim(job, slot, "t2", "r2", takeover_of=1).outcome == "won",
+    "newer slot": lambda store, job, slot: (
+        store.claim(job, slot + timedelta(milliseconds=1), "t2", "r2").outcome == "won"
+        and store.get(job, slot).status == "interrupted"  # type: ignore[union-attr]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INSTANT)
+def test_what_commits_between_confirms_snapshot_and_its_lock_is_seen(
+    server: PostgresServer, gated: PostgresStore, what: str
+) -> None:
+    """Some of these updates leave the lock to be had on the very version that they replaced, without a wait."""
+    slot = due(gated)
+    assert gated.claim(what, slot, "t1", "r", lease=30 if what in ("release", "finish") else 0.2).outcome == "won"
+    answers: list[bool] = []
+    with psycopg.connect(server.url(user="gated")) as own, server.admin() as gate:
+        assert gated.confirm(own, what, slot, "t1"), "the gate is open and refuses nobody"
+        own.rollback()
+        gate.execute("SELECT pg_advisory_lock(%s)", (GATE,))
+        thread = threading.Thread(target=lambda: answers.append(gated.confirm(own, what, slot, "t1")))
+        thread.start()
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%confirm_2%'"
+        wait_until(lambda: server.sql(waiting), "confirm to wait at the gate")
+        wait_until(lambda: INSTANT[what](gated, what, slot), f"the {what}, once the lease allows it")
+        gate.execute("SELECT pg_advisory_unlock(%s)", (GATE,))
+        thread.join(10)
     assert answers == [False]
 
 
