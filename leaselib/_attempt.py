@@ -131,7 +131,8 @@ class Attempt:
                 effects += self._lose(boot_ms, "unreachable")
             else:
                 self._loss_told = True
-                effects.append(self.event("store_error", boot_ms, reason="unreachable"))
+                error = "no heartbeat got through in time; on_store_loss='continue' lets the handler go on"
+                effects.append(self.event("store_error", boot_ms, reason="unreachable", error=error))
         end_ms = self._runtime_end_boot_ms()
         if end_ms is not None and boot_ms >= end_ms:
             effects += self._abort("timeout")

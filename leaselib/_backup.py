@@ -34,10 +34,11 @@ class Backups:
         attempt: int,
         boot_ms: int,
         *,
+        token: str | None = None,
         until_boot_ms: int | None = None,
         first_check_boot_ms: int | None = None,
     ) -> None:
-        """Watches that run, its attempt `attempt` being the latest known.
+        """Watches that run, its attempt `attempt` being the latest known; `token` is that attempt's.
 
         With `until_boot_ms` the slot has no run yet: it is looked at again until then.
         """
@@ -45,7 +46,9 @@ class Backups:
         if watch is None:
             watch = self._watches[spec.name, slot_ms] = Watch(spec, slot_ms, attempt, until_boot_ms)
         elif until_boot_ms is None:
-            self._seen(watch, attempt)
+            if token is None or token != watch.token:
+                self._seen(watch, attempt)
+            # Else a check of ours has won it, and the answer is lost or still to come: sent again, it is won again.
             watch.until_boot_ms = None
         if watch.claim is None:
             self.arm(watch, boot_ms, first_check_boot_ms)

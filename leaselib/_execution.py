@@ -179,7 +179,7 @@ class Execution:
         return None
 
     def _send_word(self, timeout_ms: int) -> None:
-        instance, attempt = self._instance, self.attempt
+        instance, attempt, planner = self._instance, self.attempt, self._instance.planner
         record, word, timeout = attempt.record, attempt.word, timeout_ms / 1000
         slot = from_ms(record.slot_ms)
         try:
@@ -192,9 +192,13 @@ class Execution:
                 accepted = instance.store.finish(record.job, slot, record.token, word, error, timeout=timeout)
         except Exception as error:  # noqa: BLE001  whatever the store raised, the word goes out again
             failure = instance.failure(error)
-            instance.decide(lambda now_ms: attempt.word_failed(now_ms) + instance.failed(failure, now_ms))
+            instance.decide(
+                lambda now_ms: attempt.word_failed(now_ms) + planner.attempt_failed(attempt, failure, now_ms)
+            )
         else:
-            instance.decide(lambda now_ms: attempt.word_answered(accepted, now_ms) + instance.answered(now_ms))
+            instance.decide(
+                lambda now_ms: attempt.word_answered(accepted, now_ms) + planner.attempt_answered(attempt, now_ms)
+            )
 
     # ---- the heartbeat thread -----------------------------------------------------------------------------------
 
@@ -211,6 +215,7 @@ class Execution:
     def beat(self, timeout_ms: int) -> None:
         """Sends one heartbeat."""
         instance, attempt, record = self._instance, self.attempt, self.attempt.record
+        planner = instance.planner
         with instance.lock:
             checkpoint = attempt.beat_sent()
         sent_ms = instance.clock.boot_ms()
@@ -225,10 +230,14 @@ class Execution:
             )
         except Exception as error:  # noqa: BLE001  whatever the store raised, the next heartbeat is due
             failure = instance.failure(error)
-            instance.decide(lambda now_ms: attempt.beat_failed(now_ms) + instance.failed(failure, now_ms))
+            instance.decide(
+                lambda now_ms: attempt.beat_failed(now_ms) + planner.attempt_failed(attempt, failure, now_ms)
+            )
         else:
             instance.decide(
-                lambda now_ms: attempt.beat_answered(accepted, sent_ms, now_ms) + instance.answered(now_ms)
+                lambda now_ms: (
+                    attempt.beat_answered(accepted, sent_ms, now_ms) + planner.attempt_answered(attempt, now_ms)
+                )
             )
         self.beaten.set()
 

@@ -156,14 +156,6 @@ class Instance:
         _log.error("the store raised %s", type(error).__name__, exc_info=error)
         return Failure(describe(error))
 
-    def failed(self, failure: Failure, now_ms: int) -> list[Effect]:
-        """A heartbeat, finish or release failed."""
-        return self.planner.store_failed(failure, now_ms, write=True)
-
-    def answered(self, now_ms: int) -> list[Effect]:
-        """A heartbeat, finish or release was answered."""
-        return self.planner.store_answered(now_ms)
-
     def internal_error(self, where: str) -> None:
         """Counts and logs an error of leaselib's own, or of the user's logging set-up, that must not end a thread."""
         with self.lock:
@@ -240,7 +232,7 @@ class Instance:
             failure = self.failure(error)
             self.decide(lambda now_ms: self.planner.orphan_failed(orphan, failure, now_ms))
         else:
-            self.decide(self.planner.orphan_answered)
+            self.decide(lambda now_ms: self.planner.orphan_answered(orphan, now_ms))
         self._look_quiet()
 
     # ---- a worker's part ----------------------------------------------------------------------------------------
@@ -367,7 +359,7 @@ class Instance:
         self.events.close(LAST_WORD_MS)
         # A handler that goes on keeps its worker; which one it has isn't worth knowing.
         ending = [t for t in self._threads if not self.executions or not t.name.rpartition("-")[2].isdigit()]
-        _threads.join(ending, 1000)
+        _threads.join(ending, min(1000, max(100, end_ms + LAST_WORD_MS - self.clock.boot_ms())))
         return in_time
 
     def _handlers(self, own: list[Execution]) -> bool:

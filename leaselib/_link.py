@@ -27,8 +27,8 @@ WALL_STEP_MS = 200
 """The machine's time of day moved by more than this against the boot clock: the store is asked for the time again."""
 KINDS: tuple[Kind, ...] = ("ping", "load", "write")
 """Of two kinds of operations, a success of the later one says that the earlier works too."""
-TROUBLE_MS = 30_000
-"""One job's malformed records are reported, and tried again, once in this time."""
+LOAD_AGAIN_MS = 30_000
+"""A job whose unfinished runs are malformed is asked about again after this long."""
 
 
 class StoreClock:
@@ -145,7 +145,7 @@ class Link:
         self._epoch: str | None = None
         self._wall_delta_ms: int | None = None
         self._resync = False
-        self._trouble: dict[str, int] = {}  # job: boot_ms of the last report of its malformed records
+        self._trouble: dict[str, set[int | None]] = {}  # job: the slots of attempts in trouble; None: its claims
 
     def due_boot_ms(self) -> int | None:
         """When the store is to be tried again, or None."""
@@ -186,13 +186,32 @@ class Link:
         """Whether that slot is older than the store's data, so that it may have run unbeknown to the store."""
         return self.not_before_ms is not None and slot_ms < self.not_before_ms
 
-    def report_job(self, job: str, boot_ms: int) -> bool:
-        """Whether to report trouble with one job's records now."""
-        told_ms = self._trouble.get(job)
-        if told_ms is not None and boot_ms - told_ms < TROUBLE_MS:
+    def job_failed(self, job: str, slot_ms: int | None) -> bool:
+        """A job's records are at fault or away: for that slot's attempt or, if None, for what no attempt asked. Returns
+        whether the job's trouble just started.
+        """
+        started = job not in self._trouble
+        self._trouble.setdefault(job, set()).add(slot_ms)
+        return started
+
+    def job_answered(self, job: str, slot_ms: int | None) -> bool:
+        """What may have failed before was carried out. Returns whether the job's trouble is over."""
+        places = self._trouble.get(job)
+        if places is None:
             return False
-        self._trouble[job] = boot_ms
-        return True
+        places.discard(slot_ms)
+        if not places:
+            del self._trouble[job]
+        return not places
+
+    def job_attempt_over(self, job: str, slot_ms: int) -> None:
+        """An attempt that is in trouble won't ask the store again: the job's next claim shows whether it is over."""
+        if slot_ms in self._trouble.get(job, ()):
+            self._trouble[job] = self._trouble[job] - {slot_ms} | {None}
+
+    def job_removed(self, job: str) -> None:
+        """The job is gone, and its trouble is nobody's any more."""
+        self._trouble.pop(job, None)
 
 
 class Loads:

@@ -17,7 +17,7 @@ from leaselib._backup import Backups
 from leaselib._calendar import Calendar
 from leaselib._claims import Claim, Failure, JobSpec, JobState, Orphan, Unfinished
 from leaselib._effects import Begin, Effect, Load, Ping, SendClaim, Tell
-from leaselib._link import TROUBLE_MS, Kind, Link, Loads
+from leaselib._link import LOAD_AGAIN_MS, Kind, Link, Loads
 from leaselib._model import ClaimAnswer, ClaimRequest, from_ms
 from leaselib._orphans import Orphans
 from leaselib._random import Chance
@@ -58,6 +58,7 @@ class Planner:
     def remove(self, name: str, boot_ms: int) -> list[Effect]:
         """A job was removed: no claim and no takeover of it from here on; what runs goes on."""
         job = self.calendar.remove(name)
+        self.link.job_removed(name)
         claims = [job.claim] if job.claim is not None else []
         for claim in [*claims, *(watch.check() for watch in self.backups.drop_job(name))]:
             self.orphans.give_up(claim, boot_ms)
@@ -269,7 +270,7 @@ class Planner:
         """A claim's fate is unknown (or the store refuses to work): it will be sent again, with the same token."""
         self._unsent(claim)
         claim.unknown = True
-        effects = self.store_failed(failure, boot_ms, write=True, slot_ms=claim.slot_ms)
+        effects = self._failed(failure, boot_ms, kind="write", slot_ms=claim.slot_ms)
         watch, job = claim.watch, self.calendar.jobs.get(claim.spec.name)
         if claim.reason == "manual":
             effects.append(Tell(claim, "unknown", failure.error))
@@ -296,7 +297,7 @@ class Planner:
         if claim.watch is not None:
             claim.watch.claim, claim.watch.unknown = None, False
         effects = self._heard(claim.sent_boot_ms, boot_ms, answer.now_ms, answer.epoch)
-        effects += self.store_answered(boot_ms)
+        effects += self._answered(claim.spec.name, None, boot_ms)
         if claim.reason == "manual":
             effects.append(Tell(claim, answer.outcome))
         elif claim.watch is None:
@@ -335,7 +336,7 @@ class Planner:
         outcome = answer.outcome
         if outcome == "running" and record is not None:
             if record.token not in self.attempts:
-                self.backups.watch(spec, slot_ms, record.attempt, boot_ms)
+                self.backups.watch(spec, slot_ms, record.attempt, boot_ms, token=record.token)
         elif outcome == "overlap" and record is not None:
             return self._overlap(claim, answer, boot_ms)
         elif outcome == "gone":
@@ -354,7 +355,7 @@ class Planner:
         record, spec = answer.record, claim.spec
         assert record is not None
         if record.token not in self.attempts:
-            self.backups.watch(spec, record.slot_ms, record.attempt, boot_ms)
+            self.backups.watch(spec, record.slot_ms, record.attempt, boot_ms, token=record.token)
         if claim.watch is not None:
             self.backups.arm(claim.watch, boot_ms)
             return []
@@ -374,6 +375,7 @@ class Planner:
         """A worker is done with an attempt. If it ended without a success or failure, somebody has to watch the run."""
         self.attempts.pop(attempt.record.token, None)
         self.free += 1
+        self.link.job_attempt_over(attempt.spec.name, attempt.record.slot_ms)
         job = self.calendar.jobs.get(attempt.spec.name)
         stale = self.link.lost_slot(attempt.record.slot_ms)
         if not (self.stopping or attempt.recorded or stale) and job is not None and job.spec is attempt.spec:
@@ -385,15 +387,15 @@ class Planner:
     def _release_orphans(self, boot_ms: int) -> list[Effect]:
         return [] if self.health.state == "down" and not self.stopping else self.orphans.release(boot_ms)
 
-    def orphan_answered(self, boot_ms: int) -> list[Effect]:
+    def orphan_answered(self, orphan: Orphan, boot_ms: int) -> list[Effect]:
         """Released, or not ours: either way nobody waits for that token any more."""
         self.orphans.answered()
-        return self.store_answered(boot_ms)
+        return self._answered(orphan.job, None, boot_ms)
 
     def orphan_failed(self, orphan: Orphan, failure: Failure, boot_ms: int) -> list[Effect]:
         """To be released again once the store is back, until the lease must be over anyway."""
         self.orphans.failed(orphan, again=not self.stopping)
-        return self.store_failed(failure, boot_ms, write=True)
+        return self._failed(failure, boot_ms, kind="write")
 
     # ---- the store as a whole -----------------------------------------------------------------------------------
 
@@ -416,6 +418,8 @@ class Planner:
             job = self.calendar.jobs.get(name)
             if job is not None and job.phase == "loading":
                 self._begin(job, by_job.get(name, []), boot_ms)
+            if self.link.job_answered(name, None):
+                effects.append(self._reports.job_ok(name, boot_ms))
         return [*effects, *self._load(), *self._dispatch(boot_ms)]
 
     def _begin(self, job: JobState, runs: list[Unfinished], boot_ms: int) -> None:
@@ -428,15 +432,16 @@ class Planner:
             self.backups.watch(spec, dead.slot_ms, dead.attempt, boot_ms, first_check_boot_ms=at_ms)
 
     def load_failed(self, names: Iterable[str], failure: Failure, boot_ms: int) -> list[Effect]:
-        """Tried again when the store is back; a job whose records are malformed alone, later than the others."""
+        """Tried again when the store is back; a job that is in trouble alone, later than the others."""
         self._loads.over()
         for name in names:
             job = self.calendar.jobs.get(name)
             if name == failure.job and job is not None:
-                self._arm(boot_ms + TROUBLE_MS, job)
+                again_ms = LOAD_AGAIN_MS if failure.malformed else self.health.LONGEST_DELAY_MS
+                self._arm(boot_ms + again_ms, job)
             elif job is not None:
                 self._loads.add(name)
-        return [*self.store_failed(failure, boot_ms, write=False, kind="load"), *self._load()]
+        return [*self._failed(failure, boot_ms, kind="load"), *self._load()]
 
     def ponged(self, sent_ms: int, boot_ms: int, now_ms: int, epoch: str) -> list[Effect]:
         """The store answered a ping."""
@@ -446,7 +451,7 @@ class Planner:
     def ping_failed(self, failure: Failure, boot_ms: int) -> list[Effect]:
         """The store didn't answer a ping."""
         self.link.pinging = False
-        return self.store_failed(failure, boot_ms, write=False)
+        return self._failed(failure, boot_ms, kind="ping")
 
     def _heard(self, sent_ms: int, boot_ms: int, now_ms: int, epoch: str) -> list[Effect]:
         stepped_back, reset = self.link.heard(sent_ms, boot_ms, now_ms, epoch)
@@ -463,15 +468,27 @@ class Planner:
         told: list[Effect] = [self._reports.event("store_ok", boot_ms)] if over else []
         return [*told, *self._load()]
 
-    def store_answered(self, boot_ms: int) -> list[Effect]:
-        """The store carried out a claim, a heartbeat, a finish or a release."""
+    def attempt_answered(self, attempt: Attempt, boot_ms: int) -> list[Effect]:
+        """The store carried out a heartbeat, finish or release of that attempt."""
+        return self._answered(attempt.spec.name, attempt.record.slot_ms, boot_ms)
+
+    def attempt_failed(self, attempt: Attempt, failure: Failure, boot_ms: int) -> list[Effect]:
+        """A heartbeat, finish or release of that attempt failed."""
+        slot_ms = attempt.record.slot_ms
+        return self._failed(failure, boot_ms, kind="write", slot_ms=slot_ms, attempt_slot_ms=slot_ms)
+
+    def _answered(self, job: str, attempt_slot_ms: int | None, boot_ms: int) -> list[Effect]:
+        """The store carried out a write; of the attempt of that slot, or of none."""
+        effects: list[Effect] = []
+        if self.link.job_answered(job, attempt_slot_ms):
+            effects.append(self._reports.job_ok(job, boot_ms))
         if self.health.state == "up":
-            return []
+            return effects
         was_down = self.health.state == "down"
         self.health.answered("write")
         if was_down:
-            return self._back(boot_ms, True)
-        return [self._reports.event("store_ok", boot_ms), *self._dispatch(boot_ms)]
+            return effects + self._back(boot_ms, True)
+        return [*effects, self._reports.event("store_ok", boot_ms), *self._dispatch(boot_ms)]
 
     def _back(self, boot_ms: int, over: bool) -> list[Effect]:
         effects: list[Effect] = [self._reports.event("store_ok", boot_ms)] if over else []
@@ -481,16 +498,21 @@ class Planner:
         effects += [*self._release_orphans(boot_ms), *self._load()]
         return effects + self._dispatch(boot_ms)
 
-    def store_failed(
-        self, failure: Failure, boot_ms: int, *, write: bool, slot_ms: int | None = None, kind: Kind | None = None
+    def _failed(
+        self,
+        failure: Failure,
+        boot_ms: int,
+        *,
+        kind: Kind,
+        slot_ms: int | None = None,
+        attempt_slot_ms: int | None = None,
     ) -> list[Effect]:
         """An operation failed. One `store_error` when trouble starts; trouble with one job's records is its alone."""
         if failure.job is not None:
-            if not self.link.report_job(failure.job, boot_ms):
+            if not self.link.job_failed(failure.job, attempt_slot_ms):
                 return []
             return [self._reports.job_error(failure, failure.job, slot_ms, boot_ms)]
         was = self.health.state
-        kind = kind or ("write" if write else "ping")
         began = self.health.failed(boot_ms, failure.error, permanent=failure.permanent, kind=kind)
         if was != "down":  # checks that wait for a worker are held back as well; `_back` arms them anew
             for claim in self._ready:

@@ -47,6 +47,10 @@ class Reports:
         at_ms, reason = self._clock.store_ms(boot_ms), "malformed" if failure.malformed else "unreachable"
         return Emit("store_error", at_ms, job, slot_ms, reason=reason, error=failure.error)
 
+    def job_ok(self, job: str, boot_ms: int) -> Emit:
+        """That job's records can be used again."""
+        return Emit("store_ok", self._clock.store_ms(boot_ms), job)
+
     def store_error(self, failure: Failure, boot_ms: int) -> Emit:
         """The store as a whole can't be used."""
         reason = "permanent" if failure.permanent else "unreachable"

@@ -118,6 +118,8 @@ def connect_sqlstate(message: str) -> str | None:
     for words, sqlstate in _CONNECT_PERMANENT.items():
         if words in lowered:
             return sqlstate
+    if re.search(r"invalid \w+ value: ", lowered):  # what libpq refuses before it connects, such as sslmode=requre
+        return "28000"
     missing = re.search(r'(role|database) ".*" does not exist', lowered)
     if missing is None:
         return None

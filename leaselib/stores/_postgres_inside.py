@@ -85,8 +85,8 @@ def _ask(connection: Any, schema: str, statement: str, *args: object) -> object:
     """The only value of the only row that the statement is answered with; None if there is no row."""
     own = _driver_connection(connection)
     try:
-        # Whatever row factory and preparing the caller has chosen: neither would do here, nor behind a pooler.
-        with own.cursor(row_factory=tuple_row) as cursor:
+        # Whatever cursors, rows and preparing the caller has chosen: they would not do here, nor behind a pooler.
+        with psycopg.Cursor(own, row_factory=tuple_row) as cursor:
             row = cursor.execute(statement.encode(), args, prepare=False).fetchone()
     except psycopg.Error as error:
         if error.sqlstate in NO_SCHEMA or error.sqlstate == "42501":

@@ -308,9 +308,11 @@ def test_a_confirmed_transaction_that_is_idle_for_too_long_gives_the_run_free(
 
 
 def test_connections_that_will_do(server: PostgresServer, store: PostgresStore) -> None:
-    """psycopg's, with any row factory, in autocommit inside `transaction()`; SQLAlchemy's through its driver's."""
+    """psycopg's, with any rows and cursors, in autocommit inside `transaction()`; SQLAlchemy's through its driver's."""
     slot = win(store)
     with psycopg.connect(server.url(), row_factory=dict_row) as own:
+        assert store.confirm(own, "job", slot, "t1")
+    with psycopg.connect(server.url(), cursor_factory=psycopg.RawCursor) as own:
         assert store.confirm(own, "job", slot, "t1")
     with psycopg.connect(server.url(), autocommit=True) as own, own.transaction():
         assert store.confirm(own, "job", slot, "t1")

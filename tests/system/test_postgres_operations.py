@@ -231,6 +231,7 @@ def test_the_sqlstate_tells_whether_trouble_passes(sqlstate: str | None, passing
         ('private key file "/x" has group or world access', "28000"),
         ('FATAL:  role "database "x"" does not exist', "28000"),
         ('connection to server on socket "/x/.s.PGSQL.5432" failed: No such file or directory', None),
+        ('connection to server failed: invalid sslmode value: "requre"', "28000"),
         ("local user with ID 7 does not exist", None),
         ("connection refused", None),
         ("FATAL:  the database system is starting up", None),

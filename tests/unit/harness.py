@@ -445,7 +445,7 @@ class Instance:
         self._call(
             self._made("release", orphan.timeout_ms, orphan.job, orphan.token, "orphan"),
             lambda: self.world.store.release(orphan.job, from_ms(orphan.slot_ms), orphan.token),
-            lambda accepted: self.decide(self.planner.orphan_answered),
+            lambda accepted: self.decide(lambda now_ms: self.planner.orphan_answered(orphan, now_ms)),
             lambda failure: self.decide(lambda now_ms: self.planner.orphan_failed(orphan, failure, now_ms)),
         )
 
@@ -533,13 +533,13 @@ class Instance:
 
         def answered(accepted: bool) -> None:
             self.decide(
-                lambda now_ms: attempt.word_answered(accepted, now_ms) + self.planner.store_answered(now_ms)
+                lambda now_ms: attempt.word_answered(accepted, now_ms) + self.planner.attempt_answered(attempt, now_ms)
             )
             self._last_word(attempt)
 
         def failed(failure: Failure) -> None:
             self.decide(
-                lambda now_ms: attempt.word_failed(now_ms) + self.planner.store_failed(failure, now_ms, write=True)
+                lambda now_ms: attempt.word_failed(now_ms) + self.planner.attempt_failed(attempt, failure, now_ms)
             )
             self._last_word(attempt)
 
@@ -567,13 +567,15 @@ class Instance:
 
         def answered(accepted: bool) -> None:
             self.decide(
-                lambda now_ms: attempt.beat_answered(accepted, sent_ms, now_ms) + self.planner.store_answered(now_ms)
+                lambda now_ms: (
+                    attempt.beat_answered(accepted, sent_ms, now_ms) + self.planner.attempt_answered(attempt, now_ms)
+                )
             )
             then()
 
         def failed(failure: Failure) -> None:
             self.decide(
-                lambda now_ms: attempt.beat_failed(now_ms) + self.planner.store_failed(failure, now_ms, write=True)
+                lambda now_ms: attempt.beat_failed(now_ms) + self.planner.attempt_failed(attempt, failure, now_ms)
             )
             then()
 

@@ -287,6 +287,25 @@ def test_a_check_waits_for_a_free_worker():
     assert world.run(START_MS).runner == "b"
 
 
+def test_a_takeover_whose_answer_is_lost_is_won_again_though_a_newer_slot_met_it_as_the_run_in_the_way():
+    """Or the instance would watch an attempt of its own that nobody runs, and waste a lease and an attempt on it."""
+    world = World()
+    job = {"every": 60, "lease": 12, "heartbeat": 2, "max_attempts": 5}
+    world.work = lambda instance, attempt: Work(600_000)
+    a = world.instance(spec(**job), name="a")
+    world.advance(0)
+    b = world.instance(spec(**job), name="b")
+    world.advance(44_000)
+    a.kill()
+    world.fate = lambda call: lost_answer(3_500) if call.kind == "claim" and call.body.takeover_of == 1 else DELIVERED
+    world.advance(15_900)
+    assert world.run(START_MS).attempt == 2, "the check was carried out"
+    world.fate = lambda call: DELIVERED
+    world.advance(30_000)
+    assert [(e.slot_ms, e.reason, e.attempt) for e in b.events("start")] == [(START_MS, "takeover", 2)]
+    assert [e.reason for e in b.events("skip")] == ["overlap"]
+
+
 def test_a_check_that_waits_for_a_worker_when_the_store_goes_away_is_held_back_too():
     world = World()
     world.work = lambda instance, attempt: Work(20_000 if instance.name == "b" else 600_000)
