@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from leaselib._model import from_ms
 from leaselib.errors import Aborted, ConfigurationError
-from leaselib.stores._base import checked_checkpoint
+from leaselib.stores._base import check_checkpoint_size
 
 if TYPE_CHECKING:
     from leaselib._execution import Execution
@@ -132,7 +132,7 @@ class RunContext:
             text = json.dumps(value, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"a checkpoint must be a JSON value: {error}") from error
-        checked_checkpoint(text)
+        check_checkpoint_size(text)
         if self._execution.forked:
             raise self._aborted()
         self._execution.checkpoint(text, flush=flush)

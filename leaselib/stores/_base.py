@@ -313,21 +313,24 @@ def _slot_ms(slot: datetime) -> int:
 
 
 def _checkpoint(checkpoint: str | None) -> str | None:
-    return None if checkpoint is None else checked_checkpoint(checkpoint)
-
-
-def checked_checkpoint(checkpoint: str) -> str:
-    """The text itself, if every store takes it.
-
-    Raises:
-        ConfigurationError: it is no JSON, too large, or nested too deep.
-    """
+    if checkpoint is None:
+        return None
     try:
-        size = len(checkpoint.encode())
+        checkpoint.encode()
         json.loads(checkpoint, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
         raise ConfigurationError(f"a checkpoint must be JSON text: {error}") from error
-    if size > CHECKPOINT_BYTES:
+    check_checkpoint_size(checkpoint)
+    return checkpoint
+
+
+def check_checkpoint_size(checkpoint: str) -> None:
+    """Makes sure that every store takes this JSON text.
+
+    Raises:
+        ConfigurationError: it is too large, or nested too deep.
+    """
+    if (size := len(checkpoint.encode())) > CHECKPOINT_BYTES:
         raise ConfigurationError(
             f"a checkpoint may have {CHECKPOINT_BYTES} bytes of JSON; this one has {size}. Keep the data elsewhere and "
             f"checkpoint where it is"
@@ -337,7 +340,6 @@ def checked_checkpoint(checkpoint: str) -> str:
             f"a checkpoint's lists and objects may be nested {CHECKPOINT_LEVELS} levels deep; these are {levels}. "
             f"Write them flatter, or as a text"
         )
-    return checkpoint
 
 
 def _levels(text: str) -> int:
