@@ -1,8 +1,9 @@
 """An instance's view of its store: what time it is there, and whether it can be reached. Decisions only.
 
 `StoreClock` keeps the offset between the boot clock and the store's clock. `StoreHealth` decides when the store counts
-as lost, when to try it again, and when trouble is over. `Link` holds both, and notices clock steps and other epochs.
-`Loads` says which jobs' unfinished runs are still to be asked for. All are parts of a Planner, and guarded as it is.
+as lost, when to try it again, and when trouble is over. `JobTroubles` knows the jobs whose own records can't be used.
+`Link` holds all three, and notices clock steps and other epochs. `Loads` says which jobs' unfinished runs are still to
+be asked for. All are parts of a Planner, and guarded as it is.
 """
 
 from __future__ import annotations
@@ -134,18 +135,18 @@ class Link:
     """What an instance knows of its store as a whole.
 
     Attributes:
+        jobs: the jobs that are in trouble alone.
         pinging: a ping is under way.
         not_before_ms: the store was emptied or replaced since this instance began: older slots are not claimed.
     """
 
     def __init__(self, chance: Chance) -> None:
-        self.clock, self.health = StoreClock(), StoreHealth(chance)
+        self.clock, self.health, self.jobs = StoreClock(), StoreHealth(chance), JobTroubles()
         self.pinging = False
         self.not_before_ms: int | None = None
         self._epoch: str | None = None
         self._wall_delta_ms: int | None = None
         self._resync = False
-        self._trouble: dict[str, set[int | None]] = {}  # job: the slots of attempts in trouble; None: its claims
 
     def due_boot_ms(self) -> int | None:
         """When the store is to be tried again, or None."""
@@ -186,32 +187,39 @@ class Link:
         """Whether that slot is older than the store's data, so that it may have run unbeknown to the store."""
         return self.not_before_ms is not None and slot_ms < self.not_before_ms
 
-    def job_failed(self, job: str, slot_ms: int | None) -> bool:
+
+class JobTroubles:
+    """Which jobs are in trouble alone, the store as a whole being well, and since which of their operations failed."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, set[int | None]] = {}  # job: the slots of attempts in trouble; None: its claims
+
+    def failed(self, job: str, slot_ms: int | None) -> bool:
         """A job's records are at fault or away: for that slot's attempt or, if None, for what no attempt asked. Returns
         whether the job's trouble just started.
         """
-        started = job not in self._trouble
-        self._trouble.setdefault(job, set()).add(slot_ms)
+        started = job not in self._places
+        self._places.setdefault(job, set()).add(slot_ms)
         return started
 
-    def job_answered(self, job: str, slot_ms: int | None) -> bool:
+    def answered(self, job: str, slot_ms: int | None) -> bool:
         """What may have failed before was carried out. Returns whether the job's trouble is over."""
-        places = self._trouble.get(job)
+        places = self._places.get(job)
         if places is None:
             return False
         places.discard(slot_ms)
         if not places:
-            del self._trouble[job]
+            del self._places[job]
         return not places
 
-    def job_attempt_over(self, job: str, slot_ms: int) -> None:
+    def attempt_over(self, job: str, slot_ms: int) -> None:
         """An attempt that is in trouble won't ask the store again: the job's next claim shows whether it is over."""
-        if slot_ms in self._trouble.get(job, ()):
-            self._trouble[job] = self._trouble[job] - {slot_ms} | {None}
+        if slot_ms in self._places.get(job, ()):
+            self._places[job] = self._places[job] - {slot_ms} | {None}
 
-    def job_removed(self, job: str) -> None:
+    def removed(self, job: str) -> None:
         """The job is gone, and its trouble is nobody's any more."""
-        self._trouble.pop(job, None)
+        self._places.pop(job, None)
 
 
 class Loads:

@@ -18,7 +18,7 @@ from leaselib._calendar import Calendar
 from leaselib._claims import Claim, Failure, JobSpec, JobState, Orphan, Unfinished
 from leaselib._effects import Begin, Effect, Load, Ping, SendClaim, Tell
 from leaselib._link import LOAD_AGAIN_MS, Kind, Link, Loads
-from leaselib._model import ClaimAnswer, ClaimRequest, from_ms
+from leaselib._model import ClaimAnswer, ClaimRequest, Record, from_ms
 from leaselib._orphans import Orphans
 from leaselib._random import Chance
 from leaselib._reports import Reports
@@ -58,7 +58,7 @@ class Planner:
     def remove(self, name: str, boot_ms: int) -> list[Effect]:
         """A job was removed: no claim and no takeover of it from here on; what runs goes on."""
         job = self.calendar.remove(name)
-        self.link.job_removed(name)
+        self.link.jobs.removed(name)
         claims = [job.claim] if job.claim is not None else []
         for claim in [*claims, *(watch.check() for watch in self.backups.drop_job(name))]:
             self.orphans.give_up(claim, boot_ms)
@@ -335,8 +335,7 @@ class Planner:
             return []
         outcome = answer.outcome
         if outcome == "running" and record is not None:
-            if record.token not in self.attempts:
-                self.backups.watch(spec, slot_ms, record.attempt, boot_ms, token=record.token)
+            self._watch(spec, record, boot_ms)
         elif outcome == "overlap" and record is not None:
             return self._overlap(claim, answer, boot_ms)
         elif outcome == "gone":
@@ -350,12 +349,16 @@ class Planner:
                 return [self._reports.skip(spec, slot_ms, outcome, boot_ms)]
         return []
 
+    def _watch(self, spec: JobSpec, record: Record, boot_ms: int) -> None:
+        """A run is alive: watch it, unless it is this instance's own."""
+        if record.token not in self.attempts:
+            self.backups.watch(spec, record.slot_ms, record.attempt, boot_ms, token=record.token)
+
     def _overlap(self, claim: Claim, answer: ClaimAnswer, boot_ms: int) -> list[Effect]:
         """Refused for a live run of the job: watch that one, and look at the refused slot again for a while."""
         record, spec = answer.record, claim.spec
         assert record is not None
-        if record.token not in self.attempts:
-            self.backups.watch(spec, record.slot_ms, record.attempt, boot_ms, token=record.token)
+        self._watch(spec, record, boot_ms)
         if claim.watch is not None:
             self.backups.arm(claim.watch, boot_ms)
             return []
@@ -375,7 +378,7 @@ class Planner:
         """A worker is done with an attempt. If it ended without a success or failure, somebody has to watch the run."""
         self.attempts.pop(attempt.record.token, None)
         self.free += 1
-        self.link.job_attempt_over(attempt.spec.name, attempt.record.slot_ms)
+        self.link.jobs.attempt_over(attempt.spec.name, attempt.record.slot_ms)
         job = self.calendar.jobs.get(attempt.spec.name)
         stale = self.link.lost_slot(attempt.record.slot_ms)
         if not (self.stopping or attempt.recorded or stale) and job is not None and job.spec is attempt.spec:
@@ -418,7 +421,7 @@ class Planner:
             job = self.calendar.jobs.get(name)
             if job is not None and job.phase == "loading":
                 self._begin(job, by_job.get(name, []), boot_ms)
-            if self.link.job_answered(name, None):
+            if self.link.jobs.answered(name, None):
                 effects.append(self._reports.job_ok(name, boot_ms))
         return [*effects, *self._load(), *self._dispatch(boot_ms)]
 
@@ -480,7 +483,7 @@ class Planner:
     def _answered(self, job: str, attempt_slot_ms: int | None, boot_ms: int) -> list[Effect]:
         """The store carried out a write; of the attempt of that slot, or of none."""
         effects: list[Effect] = []
-        if self.link.job_answered(job, attempt_slot_ms):
+        if self.link.jobs.answered(job, attempt_slot_ms):
             effects.append(self._reports.job_ok(job, boot_ms))
         if self.health.state == "up":
             return effects
@@ -509,7 +512,7 @@ class Planner:
     ) -> list[Effect]:
         """An operation failed. One `store_error` when trouble starts; trouble with one job's records is its alone."""
         if failure.job is not None:
-            if not self.link.job_failed(failure.job, attempt_slot_ms):
+            if not self.link.jobs.failed(failure.job, attempt_slot_ms):
                 return []
             return [self._reports.job_error(failure, failure.job, slot_ms, boot_ms)]
         was = self.health.state

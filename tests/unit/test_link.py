@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import SeededChance
 
-from leaselib._link import STALE_MS, Link, Loads, StoreClock, StoreHealth
+from leaselib._link import STALE_MS, JobTroubles, Link, Loads, StoreClock, StoreHealth
 
 # ---- the clock --------------------------------------------------------------------------------------------------
 
@@ -213,34 +213,34 @@ def test_a_step_back_is_told_and_one_forward_is_not():
 
 
 def test_one_jobs_trouble_begins_once_and_is_over_when_all_that_failed_has_got_through():
-    made = link()
-    assert made.job_failed("a", None)
-    assert not made.job_failed("a", None)
-    assert made.job_failed("b", 7)
-    assert not made.job_failed("a", 7)
-    assert not made.job_answered("a", None)
-    assert not made.job_answered("a", 8)
-    assert made.job_answered("a", 7)
-    assert not made.job_answered("a", 7)
-    assert made.job_failed("a", 7), "the next trouble is told as well"
+    made = JobTroubles()
+    assert made.failed("a", None)
+    assert not made.failed("a", None)
+    assert made.failed("b", 7)
+    assert not made.failed("a", 7)
+    assert not made.answered("a", None)
+    assert not made.answered("a", 8)
+    assert made.answered("a", 7)
+    assert not made.answered("a", 7)
+    assert made.failed("a", 7), "the next trouble is told as well"
 
 
 def test_the_trouble_of_an_attempt_that_is_over_ends_with_the_jobs_next_claim():
-    made = link()
-    made.job_attempt_over("a", 7)
-    assert not made.job_answered("a", None), "it was in no trouble"
-    assert made.job_failed("a", 7)
-    made.job_attempt_over("a", 7)
-    assert not made.job_failed("a", None)
-    assert made.job_answered("a", None)
+    made = JobTroubles()
+    made.attempt_over("a", 7)
+    assert not made.answered("a", None), "it was in no trouble"
+    assert made.failed("a", 7)
+    made.attempt_over("a", 7)
+    assert not made.failed("a", None)
+    assert made.answered("a", None)
 
 
 def test_a_removed_job_takes_its_trouble_with_it():
-    made = link()
-    assert made.job_failed("a", None)
-    made.job_removed("a")
-    assert not made.job_answered("a", None)
-    assert made.job_failed("a", None)
+    made = JobTroubles()
+    assert made.failed("a", None)
+    made.removed("a")
+    assert not made.answered("a", None)
+    assert made.failed("a", None)
 
 
 # ---- what is to be asked for ------------------------------------------------------------------------------------
