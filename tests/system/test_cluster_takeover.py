@@ -197,7 +197,7 @@ def test_the_next_attempt_resumes_from_the_last_checkpoint_that_was_stored(clust
     cluster.go("beat")
     cluster.wait_status("beat", one["slot"], "success")
     # By flush: stored when ctx.checkpoint returns, though no heartbeat is due for seconds.
-    last = next(i for i in cluster.instances if i.alive())
+    last = cluster.of(three)  # the one that was told to stop may be alive still, but takes no commands any more
     cluster.add([last], name="flush", do="remember", flush=True, every_ms=due_in(0.2), lease=30, heartbeat=10)
     flushed = cluster.wait("checkpointed", job="flush")
     last.kill()
