@@ -6,6 +6,7 @@ Owns nothing; any thread may call it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import redis
 from redis import exceptions
@@ -42,8 +43,11 @@ TRANSIENT = {
 }
 """Codes after which the same call may succeed later without anybody changing leaselib's settings."""
 _CODE = re.compile(rf"(?:^|[\s:-])({'|'.join(TRANSIENT)}|NOPERM|WRONGTYPE|NOAUTH|WRONGPASS)\b")
+_NO_PASSWORD = re.compile("NOAUTH|Authentication required|unauthenticated (multi)?bulk length|already authenticated")
+"""A client that the server doesn't know yet may send no long request either: the answer to one has other words."""
+_GARBLED = re.compile("(ERR )?Protocol error")
 _NOT_ALLOWED = ("ACL failure in script", "The user executing the script can't")
-_WRONG_URL = (
+_ADVICE = (
     (
         re.compile("DB index is out of range|SELECT is not allowed"),
         "has no such database; write another number into the URL",
@@ -55,6 +59,10 @@ _WRONG_URL = (
     (
         re.compile("unknown command .SENTINEL", re.IGNORECASE),
         "is no sentinel; write the sentinels' own host:port into the URL, or redis:// to go to the server itself",
+    ),
+    (
+        re.compile("^DENIED|in protected mode"),
+        "lets in no client of another machine (protected-mode); give its default user a password, and the URL too",
     ),
 )
 
@@ -74,15 +82,25 @@ def code(error: BaseException) -> str:
     return first if first in ("NOSCRIPT", "MOVED", "ASK", "CROSSSLOT") else ""
 
 
-def to_store_error(error: Exception, shown: str, job: str | None = None) -> StoreError:
-    """The StoreError for whatever a call ran into. `shown` is the URL without its secrets."""
+def to_store_error(error: Exception, shown: str, job: str | None = None, keys: Sequence[str] = ()) -> StoreError:
+    """The StoreError for whatever a call ran into.
+
+    `shown` is the URL without its secrets; `keys` are those whose type of value the script relies on.
+    """
     if isinstance(error, StoreError):
         return error
-    if isinstance(error, redis.AuthenticationError | exceptions.AuthorizationError):  # they are ConnectionErrors too
+    word = code(error)
+    if _NO_PASSWORD.search(str(error)) is not None:
+        for_sentinels = ", those of the sentinels as ?sentinel_username= and ?sentinel_password="
+        return StoreError(
+            f"{shown} asks for a user and a password ({_cut(error)}); write them into the URL"
+            f"{for_sentinels if '+sentinel://' in shown else ''}"
+        )
+    if word == "WRONGPASS" or isinstance(error, redis.AuthenticationError | exceptions.AuthorizationError):
+        # before the errors of the connection, which the driver's classes for them count among
         return StoreError(
             f"{shown} refused the user or the password ({_cut(error)}); mend the URL, or the server's ACL"
         )
-    word = code(error)
     if word == "NOPERM":
         return StoreError(
             f"{shown} doesn't allow this user what leaselib needs ({_cut(error)}); grant it with the ACL SETUSER line "
@@ -90,21 +108,41 @@ def to_store_error(error: Exception, shown: str, job: str | None = None) -> Stor
         )
     if word in ("MOVED", "ASK", "CROSSSLOT"):
         return StoreError(f"{shown} is a node of a Redis Cluster ({_cut(error)}); write redis+cluster:// into the URL")
-    if word in ("NOAUTH", "WRONGPASS"):
-        return StoreError(f"{shown} asks for a user and a password ({_cut(error)}); write them into the URL")
     if word == "WRONGTYPE":
-        return StoreError(
-            f"a key of the job {job!r} holds another type of value ({_cut(error)}); remove it, and see who wrote it",
-            job=job,
-        )
+        return _wrong_type(error, job, keys)
     if word in TRANSIENT:
         return StoreError(f"{shown} answered {word}: {TRANSIENT[word]} ({_cut(error)})", transient=True)
     if isinstance(error, redis.TimeoutError | TimeoutError):
         return StoreError(f"{shown} did not answer in time ({_cut(error)})", transient=True)
-    if isinstance(error, redis.ConnectionError | redis.InvalidResponse | OSError):
+    return _other_trouble(error, shown)
+
+
+def _other_trouble(error: Exception, shown: str) -> StoreError:
+    if isinstance(error, redis.InvalidResponse):
+        return StoreError(
+            f"{shown} gave an answer that can't be understood ({_cut(error)}); look whether a Redis or Valkey server "
+            f"listens at the URL's host and port, and whether anything on the way changes what it says",
+            transient=True,
+        )
+    if isinstance(error, redis.ConnectionError | OSError):
         return StoreError(f"the connection to {shown} failed ({_cut(error)})", transient=True)
-    advice = next((advice for words, advice in _WRONG_URL if words.search(str(error)) is not None), None)
+    if _GARBLED.match(str(error)) is not None:
+        return StoreError(
+            f"{shown} can't understand a request ({_cut(error)}); look whether anything on the way changes it",
+            transient=True,
+        )
+    advice = next((advice for words, advice in _ADVICE if words.search(str(error)) is not None), None)
     return StoreError(f"{shown} {advice or 'could not carry out the operation'} ({_cut(error)})")
+
+
+def _wrong_type(error: Exception, job: str | None, keys: Sequence[str]) -> StoreError:
+    """The server's message doesn't tell the key."""
+    which = f"the key {keys[0]}" if len(keys) == 1 else f"one of the keys {', '.join(keys)}" if keys else "a key"
+    return StoreError(
+        f"{which}{'' if job is None else f' of the job {job!r}'} holds another type of value ({_cut(error)}). TYPE "
+        f"must say hash for :runs and zset for :slots; remove what is neither with DEL, and see who wrote it",
+        job=job,
+    )
 
 
 def _cut(error: Exception) -> str:

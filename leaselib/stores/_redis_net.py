@@ -5,12 +5,15 @@ lock, and nobody waits for the network while holding one. A connection belongs t
 never used again, as soon as anything unexpected happens on it: a time-out, an interrupt, an answer for another call.
 
 redis-py does what a driver does (the protocol, the handshake, the classes of errors). How long anything may take,
-whether it is tried again, and how many connections there are is decided here and above.
+whether it is tried again, and how many connections there are is decided here and above. What a peer sends is met in one
+place, Connection.read_response: whatever the driver's parser makes of rubbish, it leaves as an error of the driver.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import re
 import socket
 import ssl
 import threading
@@ -29,6 +32,26 @@ from leaselib.stores._redis_url import Address
 Command = tuple[Any, ...]
 Follow = Callable[[Any], Sequence[Command]]
 """Says what else to send on the same connection, given the answer to the last command."""
+SERVER_LACKS_TLS = (
+    "the server may not speak TLS on this port: write redis:// (or redis+sentinel://, redis+cluster://) into the URL"
+)
+SERVER_HAS_TLS = (
+    "the server may speak TLS on this port: write rediss:// (or rediss+sentinel://, rediss+cluster://) into the URL"
+)
+_MARKS = b"+-:$*"
+"""What an answer may begin with."""
+_NO_SIZE = re.compile(rb"[$*](\d{10}|-[02-9]|-1\d)")
+"""A size that no answer has, a gigabyte or more, or a negative one: the driver would wait for its end."""
+_TLS_ALERT = b"\x15\x03"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "BAD_RECORD_TYPE", "HTTP_REQUEST",
+    "UNKNOWN_PROTOCOL", "UNEXPECTED_EOF_WHILE_READING")  # fmt: skip
+"""How OpenSSL calls it, by version, when what answers a handshake isn't TLS."""
+_ODD_HANDSHAKE = ("Invalid Username or Password", "Invalid Database")
+"""The driver's own words for an answer to AUTH or SELECT that is neither OK nor an error."""
+_STUMBLES = (ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, LookupError, MemoryError,
+    RuntimeError, TypeError, ValueError)  # fmt: skip
+"""What a parser can raise that was written for servers that keep to the protocol; there are two of them."""
+_ECHO = re.compile(r",? with args beginning with.*", re.DOTALL)
 
 
 class Deadline:
@@ -62,25 +85,59 @@ class _DeadlineSocket:
     """A connected socket that gives every send and receive what is left of the current call's deadline.
 
     A socket's own time-out starts afresh with each byte that arrives; a slow server could stretch a call for ever.
+    It refuses at once what can't be the beginning of an answer: the parser would wait for more of it.
+
+    Attributes:
+        silent: nothing has ever arrived.
     """
 
     def __init__(self, sock: socket.socket, connection: Connection) -> None:
         self._sock, self._connection = sock, connection
+        self.silent = True
+        self._awaited = True  # what arrives next begins an answer
 
     def settimeout(self, timeout: float | None) -> None:
         """The driver's own ideas of time-outs don't count."""
 
     def recv(self, *args: Any) -> bytes:
         self._sock.settimeout(self._connection.deadline.left())
-        return self._sock.recv(*args)
+        data = self._sock.recv(*args)
+        self._check(data[:40])
+        return data
 
-    def recv_into(self, *args: Any) -> int:
+    def recv_into(self, buffer: Any, *args: Any) -> int:
         self._sock.settimeout(self._connection.deadline.left())
-        return self._sock.recv_into(*args)
+        count = self._sock.recv_into(buffer, *args)
+        self._check(bytes(memoryview(buffer)[: min(count, 40)]))
+        return count
 
     def sendall(self, data: bytes) -> None:
+        self._awaited = True
         self._sock.settimeout(self._connection.deadline.left())
-        self._sock.sendall(data)
+        try:
+            self._sock.sendall(data)
+        except TimeoutError:
+            raise
+        except OSError as error:  # the peer hung up in the middle of a request; it may have said why
+            said = b""
+            with contextlib.suppress(OSError):
+                self._sock.settimeout(0)
+                said = self._sock.recv(4096)
+            self._check(said[:40])
+            if said[:1] == b"-":
+                raise self._connection.error_of(said) from None
+            if said:
+                raise redis.InvalidResponse(f"it sent {said[:40]!r} before it had the whole request") from None
+            raise self._connection.loss(redis.ConnectionError(f"while writing: {error}"), self) from error
+
+    def _check(self, start: bytes) -> None:
+        if not (start and self._awaited):
+            return
+        self.silent = self._awaited = False
+        if start.startswith(_TLS_ALERT):
+            raise redis.ConnectionError(f"it answered with a TLS alert; {SERVER_HAS_TLS}")
+        if start[0] not in _MARKS or _NO_SIZE.match(start):
+            raise redis.InvalidResponse(f"what it sent begins with {start!r}")
 
     def quiet(self) -> bool:
         """Whether the connection is open and nothing has arrived on it: what an idle one must be."""
@@ -132,7 +189,12 @@ class Connection(redis.Connection):
 
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
         driver: Any = self  # its methods have no types
-        driver.send_packed_command(driver.pack_commands(commands), check_health=False)
+        try:
+            driver.send_packed_command(driver.pack_commands(commands), check_health=False)
+        except redis.ConnectionError as error:
+            if str(error) in _ODD_HANDSHAKE:
+                raise redis.InvalidResponse("what it said to AUTH or SELECT is neither OK nor an error") from None
+            raise
         answers: list[Any] = []
         for _ in commands:
             try:
@@ -140,6 +202,46 @@ class Connection(redis.Connection):
             except redis.ResponseError as error:
                 answers.append(error)
         return answers
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        """The next answer, also those of the handshake. The driver closes the connection with any other error.
+
+        Raises:
+            redis.ResponseError: that is the answer.
+            redis.InvalidResponse: what arrived can't be understood, in whatever way the parser failed.
+            redis.RedisError: no answer.
+        """
+        driver: Any = super()
+        sock: Any = self._sock  # the driver forgets it when something fails
+        first = sock.silent
+        try:
+            return driver.read_response(*args, **options)
+        except (redis.RedisError, OSError) as error:
+            if first:  # the only answer that could repeat the password: that to AUTH
+                error.args = tuple(self._without_secret(str(arg)) for arg in error.args)
+            if type(error) is redis.ConnectionError:
+                raise self.loss(error, sock) from error
+            raise
+        except _STUMBLES as error:
+            words = self._without_secret(f"{type(error).__name__}: {error}")
+            raise redis.InvalidResponse(f"the driver stumbled over it with {words:.100}") from None
+
+    def loss(self, error: redis.ConnectionError, sock: _DeadlineSocket) -> redis.ConnectionError:
+        """The error for a lost connection. A server that expects TLS often hangs up on plain text without a word."""
+        if not sock.silent or self._tls is not None or self._unix:
+            return error
+        return redis.ConnectionError(f"{error} That was before it said anything: {SERVER_HAS_TLS}")
+
+    def error_of(self, line: bytes) -> redis.RedisError:
+        """What the driver makes of an answer that is an error."""
+        text = line[1:].split(b"\r\n", 1)[0].decode("utf-8", "replace")
+        error: redis.RedisError = self._parser.parse_error(self._without_secret(text))
+        return error
+
+    def _without_secret(self, text: str) -> str:
+        """Some servers repeat the words of a command that they don't know; those of AUTH hold the password."""
+        text = _ECHO.sub("", text)
+        return text.replace(self.password, "***") if self.password else text
 
     def let_go(self) -> None:
         """Closes the socket; a later exchange would connect anew."""
@@ -151,7 +253,7 @@ class Connection(redis.Connection):
 
     def _connect(self) -> Any:
         """Connects within the deadline, whatever the number of addresses behind the name."""
-        error: OSError = OSError(f"{self._address[0]!r} has no address")
+        error: Exception = OSError(f"{self._address[0]!r} has no address")
         for family, kind, protocol, _, place in self._places():
             sock = socket.socket(family, kind, protocol)
             try:
@@ -161,20 +263,34 @@ class Connection(redis.Connection):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 if self._tls is not None:
-                    sock.settimeout(self.deadline.left())
-                    sock = self._tls.wrap_socket(sock, server_hostname=self._address[0])
+                    sock = self._handshake(self._tls, sock)
                 return _DeadlineSocket(sock, self)
-            except ssl.SSLCertVerificationError as failure:
-                sock.close()
-                raise StoreError(
-                    f"the certificate of {self._address[0]}:{self._address[1]} was refused: "
-                    f"{failure.verify_message}. Connect by a name that the certificate holds, and name the authority "
-                    f"that signed it with ?ssl_ca_certs=FILE"
-                ) from failure
-            except OSError as failure:
+            except (redis.ConnectionError, OSError) as failure:
                 sock.close()
                 error = failure
+            except BaseException:
+                sock.close()
+                raise
         raise error
+
+    def _handshake(self, tls: ssl.SSLContext, sock: socket.socket) -> ssl.SSLSocket:
+        host, port = self._address
+        try:
+            sock.settimeout(self.deadline.left())
+            return tls.wrap_socket(sock, server_hostname=host)
+        except ssl.SSLCertVerificationError as failure:
+            raise StoreError(
+                f"the certificate of {host}:{port} was refused: {failure.verify_message}. Connect by a name that the "
+                f"certificate holds, and name the authority that signed it with ?ssl_ca_certs=FILE"
+            ) from failure
+        except TimeoutError as failure:
+            raise redis.TimeoutError(f"{host}:{port} took no part in a TLS handshake; {SERVER_LACKS_TLS}") from failure
+        except (ssl.SSLError, ConnectionError) as failure:
+            if isinstance(failure, ConnectionError | ssl.SSLEOFError) or failure.reason in _NO_TLS:
+                raise redis.ConnectionError(
+                    f"the TLS handshake with {host}:{port} failed ({failure}); {SERVER_LACKS_TLS}"
+                ) from failure
+            raise
 
     def _places(self) -> list[Any]:
         if self._unix:

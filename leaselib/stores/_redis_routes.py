@@ -18,11 +18,15 @@ from redis.crc import key_slot
 from leaselib.errors import StoreError
 from leaselib.stores._redis_errors import TRANSIENT, code
 from leaselib.stores._redis_net import Command, Deadline, Follow, NoConnection, Nodes
-from leaselib.stores._redis_url import Address, Target
+from leaselib.stores._redis_url import Address, Target, is_host
 
 MAX_REDIRECTS = 5
+SLOTS = 16384
 Answer = TypeVar("Answer")
 _NOT_PRIMARY = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "FAILOVER")
+_OF_THE_KEY = ("NOSCRIPT", "WRONGTYPE")
+"""Errors of a server that is well."""
+_UNREADABLE = (TypeError, ValueError, AttributeError, IndexError)
 _FAULTS = (redis.RedisError, OSError, StoreError)
 """What an exchange raises. All but NoConnection mean that the server or the way to it isn't what it was, and so does a
 certificate that was refused."""
@@ -153,9 +157,13 @@ class SentinelRoute(Route):
             (answer,) = self._sentinels.exchange(address, command, share, urgent=urgent)
             if isinstance(answer, redis.ResponseError):
                 raise answer
-            if not answer:
+            if answer is None:
                 raise redis.ConnectionError(f"the sentinel at {address[0]}:{address[1]} knows no {self._master!r}")
-            return answer[0].decode(), int(answer[1])
+            try:
+                return _primary(answer, address)
+            except redis.InvalidResponse:
+                self._sentinels.drop(address)
+                raise
 
         asked, primary = _first_answer(addresses, one, deadline, "sentinels")
         with self._lock:
@@ -188,7 +196,7 @@ class ClusterRoute(Route):
         self._nodes, self._addresses = nodes, tuple(addresses)
         self._slots: dict[int, Address] = {}
         self._known: list[Address] = []  # the nodes of the last map, those that failed us last at the end
-        self._ill: set[Address] = set()  # those that gave no proper answer when they were last asked
+        self._well: dict[Address, bool] = {}  # whether it carried out a script, or failed, when it was last asked
         self._lock = threading.Lock()
 
     def exchange(
@@ -202,11 +210,13 @@ class ClusterRoute(Route):
             answers = self._at(address, sent, deadline, urgent=urgent, follow=follow)[len(sent) - 1 :]
             word = _word(answers[0])
             if word not in ("MOVED", "ASK"):
+                with self._lock:  # that it is loading, or full, or lets us in no more, is no proper answer
+                    self._well[address] = word in _OF_THE_KEY or not isinstance(answers[0], redis.ResponseError)
                 if word in _NOT_PRIMARY:
                     self._forget(address)
                 return answers
             asking = word == "ASK"
-            address = _redirected(answers[0], address)
+            address = self._read(_redirected, answers[0], address)
             if not asking:
                 with self._lock:
                     self._slots[slot] = address
@@ -224,10 +234,10 @@ class ClusterRoute(Route):
         return _first_answer(self._nodes_to_ask(), one, deadline, "nodes of the cluster")[1]
 
     def partly_well(self) -> bool:
-        """See Route: some node answered when it was last asked, or wasn't asked yet."""
-        known = set(self._nodes_to_ask())
+        """See Route: some node carried out what it was last asked for."""
+        known = self._nodes_to_ask()
         with self._lock:
-            return bool(known - self._ill)
+            return any(self._well.get(node, False) for node in known)
 
     def _at(
         self,
@@ -239,14 +249,11 @@ class ClusterRoute(Route):
         follow: Follow | None = None,
     ) -> list[Any]:
         try:
-            answers = self._nodes.exchange(address, commands, deadline, urgent=urgent, follow=follow)
+            return self._nodes.exchange(address, commands, deadline, urgent=urgent, follow=follow)
         except _FAULTS as error:
             if not isinstance(error, NoConnection):
                 self._forget(address)
             raise
-        with self._lock:  # that it is loading, or full, is no proper answer
-            (self._ill.add if _word(answers[-1]) in TRANSIENT else self._ill.discard)(address)
-        return answers
 
     def _nodes_to_ask(self) -> list[Address]:
         with self._lock:
@@ -262,21 +269,30 @@ class ClusterRoute(Route):
             (answer,) = self._at(address, [("CLUSTER", "SLOTS")], share, urgent=urgent)
             if isinstance(answer, redis.ResponseError):
                 raise answer
-            return _slots(answer, address)
+            slots = self._read(_slots, answer, address)
+            if slot not in slots:  # or it doesn't know: it may have lost the others
+                raise redis.ConnectionError(f"{address[0]}:{address[1]} knows no node that serves slot {slot}")
+            return slots
 
         _, slots = _first_answer(self._nodes_to_ask(), one, deadline, "nodes of the cluster")
         with self._lock:
             nodes = list(dict.fromkeys(slots.values()))
-            self._slots, self._known = slots, sorted(nodes, key=lambda node: node in self._ill)
-        if slot not in slots:
-            raise redis.ConnectionError(f"no node of the cluster serves slot {slot}")
+            self._slots, self._known = slots, sorted(nodes, key=lambda node: self._well.get(node) is False)
         return slots[slot]
+
+    def _read(self, read: Callable[[Any, Address], Answer], answer: Any, address: Address) -> Answer:
+        """What a node's answer says. After one that can't be understood its connections are closed."""
+        try:
+            return read(answer, address)
+        except redis.InvalidResponse:
+            self._forget(address)
+            raise
 
     def _forget(self, address: Address) -> None:
         with self._lock:
             self._slots = {}
             self._known = [*(node for node in self._known if node != address), address]
-            self._ill.add(address)
+            self._well[address] = False
         self._nodes.drop(address)
 
     def close(self) -> None:
@@ -293,19 +309,21 @@ def _first_answer(
 ) -> tuple[Address, Answer]:
     """Asks one after the other; each gets a share of the time, and some is left for the call itself."""
     failure: Exception | None = None
-    refusal: redis.ResponseError | None = None
+    refusal: redis.RedisError | OSError | None = None
     for number, address in enumerate(addresses):
         try:
             return address, ask(address, deadline.share(len(addresses) - number + 1))
-        except (redis.AuthenticationError, StoreError):
+        except StoreError:
             raise
         except (redis.RedisError, OSError) as error:
             failure = error
-            if isinstance(error, redis.ResponseError) and code(error) not in TRANSIENT:
+            refused = isinstance(error, redis.ResponseError) and code(error) not in TRANSIENT
+            if refused or isinstance(error, redis.AuthenticationError):
                 refusal = error
     if refusal is not None:  # it will say the same the next time: the wrong kind of server, or a right is missing
         raise refusal
-    raise redis.ConnectionError(f"none of the {len(addresses)} {who} gave an answer; the last said: {failure}")
+    kind = redis.InvalidResponse if isinstance(failure, redis.InvalidResponse) else redis.ConnectionError
+    raise kind(f"none of the {len(addresses)} {who} gave an answer; the last said: {failure}")
 
 
 def _word(answer: Any) -> str:
@@ -315,19 +333,40 @@ def _word(answer: Any) -> str:
 
 def _redirected(error: redis.ResponseError, asked: Address) -> Address:
     """Where MOVED or ASK points: `[MOVED] <slot> <host>:<port>`; no host, or `?`, means the one that was asked."""
-    found = re.search(r"(\d+) (\S*):(\d+)$", str(error).strip())
-    if found is None:
-        raise redis.InvalidResponse(f"the cluster's redirection can't be read: {error}")
-    return asked[0] if found.group(2) in ("", "?") else found.group(2), int(found.group(3))
+    found = re.search(r"[0-9] (\S*):([0-9]+)$", str(error).strip())
+    try:
+        host, port = found.groups() if found is not None else ()
+        return _place(host, port, asked)
+    except _UNREADABLE:
+        raise redis.InvalidResponse(f"the cluster's redirection can't be read: {error!s:.200}") from None
 
 
 def _slots(answer: Any, asked: Address) -> dict[int, Address]:
     """The answer to CLUSTER SLOTS: [first, last, [host, port, ...] of the primary, of replicas...], ..."""
     try:
         return {
-            slot: (primary[0].decode() if primary[0] not in (None, b"", b"?") else asked[0], int(primary[1]))
+            slot: place
             for first, last, primary, *_ in answer
-            for slot in range(first, last + 1)
+            for place in [_place(primary[0], primary[1], asked)]
+            for slot in range(max(0, first), min(last, SLOTS - 1) + 1)
         }
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except _UNREADABLE as error:
         raise redis.InvalidResponse(f"the cluster's list of slots can't be read: {error!r:.200}") from error
+
+
+def _primary(answer: Any, asked: Address) -> Address:
+    """The answer to SENTINEL GET-MASTER-ADDR-BY-NAME: host and port."""
+    try:
+        host, port = answer
+        return _place(host, port, asked)
+    except _UNREADABLE as error:
+        raise redis.InvalidResponse(f"the sentinel's answer can't be read: {error!r:.200}") from error
+
+
+def _place(host: Any, port: Any, asked: Address) -> Address:
+    """Where a server says that another is: no host, or `?`, means the one that was asked. Raises one of _UNREADABLE."""
+    name = "" if host is None else host if isinstance(host, str) else host.decode()
+    number = int(port)
+    if not 0 < number < 65536 or not (name in ("", "?") or is_host(name)):
+        raise ValueError(f"{name!r:.100} and {number} are no host and port")
+    return (asked[0] if name in ("", "?") else name), number

@@ -6,6 +6,8 @@ URL names.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -42,7 +44,15 @@ _ENDS_TOO_EARLY = (
     "this Redis URL (not shown, it may hold a password) has {} after its host. Percent-encode what means something in "
     "a URL: @ / ? # % as %40 %2F %3F %23 %25"
 )
-_SECRET = ("pass", "secret", "key", "token")
+_SHOWN = frozenset(_PARAMETERS) - {"password", "sentinel_password"}
+"""Whose values may be shown. Not so any others': they may be a misspelt password's."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_NOT_IN_A_HOST = set("/\\@?#\"'<>{}$%;=&*^|`()!+")
+_SOCKET_AND_DB = re.compile(r"(.*\.sock)/([0-9]+)/?", re.DOTALL)
+_LARGEST_DB = 2**31 - 1
+_LONGEST_SOCKET = 107  # bytes, on Linux; a few less elsewhere
+_MOST = {"wait_replicas": 1_000, "max_connections": 10_000}
+"""What is more is a slip of the pen."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +92,8 @@ def masked(url: str) -> str:
     pairs = []
     for pair in query.split("&"):
         name, equals, _ = pair.partition("=")
-        plain = unquote(name).lower()
-        hide = equals and any(word in plain for word in _SECRET) and not plain.endswith("file")
-        pairs.append(f"{name}=***" if hide else pair)
+        plain = unquote(name)
+        pairs.append(f"{name}=***" if equals and plain not in _SHOWN else pair)
     return f"{scheme}://{rest}{question_mark}{'&'.join(pairs)}"
 
 
@@ -102,22 +111,13 @@ def parse(url: str) -> Target:
     if scheme not in _SCHEMES:
         raise ConfigurationError(f"{shown!r} is no Redis URL: its scheme is {parts.scheme!r}; write {_FORMS}")
     kind, tls = _SCHEMES[scheme]
-    unknown = sorted(set(query) - set(_PARAMETERS))
-    if unknown:
-        raise ConfigurationError(
-            f"{shown!r} has the unknown parameter {unknown[0]!r}; known are {', '.join(_PARAMETERS)}. Time-outs and "
-            f"retries are leaselib's own"
-        )
+    _check_parameters(query, shown, kind, tls=tls)
     userinfo, _, hosts = parts.netloc.rpartition("@")
-    username, password = _user(userinfo, query)
+    username, password = _user(userinfo, query, shown)
     path = [unquote(part) for part in parts.path.split("/") if part]
     master = ""
     if kind == "unix":
-        if not hasattr(socket, "AF_UNIX"):
-            raise ConfigurationError(f"{shown!r}: Python has no Unix sockets on this system; write redis://host:port/0")
-        if hosts or not path:
-            raise ConfigurationError(f"{shown!r} names no socket; write unix:///path/to/redis.sock (three slashes)")
-        addresses: tuple[Address, ...] = ((unquote(parts.path), 0),)
+        addresses: tuple[Address, ...] = ((_socket_path(hosts, unquote(parts.path), shown), 0),)
         path = []
     else:
         addresses = _addresses(hosts, kind, shown)
@@ -138,6 +138,11 @@ def parse(url: str) -> Target:
 
 def _split(url: str, shown: str) -> tuple[SplitResult, dict[str, str]]:
     """The URL's parts, and its query. Where a password may stand in the wrong part, nothing of the URL is shown."""
+    if _CONTROL.search(url) is not None or url != url.strip():  # Python would drop some of them without a word
+        raise ConfigurationError(
+            f"{shown!r} has a control character (such as a line's end), or a blank at an end; leave it out, or "
+            f"percent-encode it if it belongs to a name or a password"
+        )
     try:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
@@ -153,8 +158,54 @@ def _split(url: str, shown: str) -> tuple[SplitResult, dict[str, str]]:
     return parts, query
 
 
-def _user(userinfo: str, query: dict[str, str]) -> tuple[str | None, str | None]:
+def _check_parameters(query: dict[str, str], shown: str, kind: Kind, *, tls: bool) -> None:
+    """That each is known, and has something to act on."""
+    unknown = sorted(set(query) - set(_PARAMETERS))
+    if unknown:
+        raise ConfigurationError(
+            f"{shown!r} has the unknown parameter {unknown[0]!r}; known are {', '.join(_PARAMETERS)}. Time-outs and "
+            f"retries are leaselib's own"
+        )
+    for name, value in query.items():
+        if name.startswith("ssl_") and not tls:
+            raise ConfigurationError(
+                f"{shown!r} has the parameter {name}, but no TLS; write rediss:// (or rediss+sentinel://, "
+                f"rediss+cluster://), or leave it out"
+            )
+        if name.startswith("sentinel_") and kind != "sentinel":
+            raise ConfigurationError(
+                f"{shown!r} has the parameter {name}, but no sentinels; write redis+sentinel://, or leave it out"
+            )
+        if name.startswith("ssl_") and not value:
+            raise ConfigurationError(f"{shown!r} gives {name} no value; write one, or leave it out")
+
+
+def _socket_path(hosts: str, path: str, shown: str) -> str:
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigurationError(f"{shown!r}: Python has no Unix sockets on this system; write redis://host:port/0")
+    if hosts or not path.strip("/"):
+        raise ConfigurationError(f"{shown!r} names no socket; write unix:///path/to/redis.sock (three slashes)")
+    with_db = _SOCKET_AND_DB.fullmatch(path)
+    if with_db is not None:
+        raise ConfigurationError(
+            f"{shown!r} has a database number in the socket's path; write unix://{with_db[1]}?db={with_db[2]}"
+        )
+    if path.endswith("/") or _CONTROL.search(path) is not None:
+        raise ConfigurationError(f"{shown!r} must name a socket; its path has a control character, or ends with a /")
+    size = len(path.encode(errors="surrogatepass"))
+    if size > _LONGEST_SOCKET:
+        raise ConfigurationError(
+            f"{shown!r} has a socket's path of {size} bytes; a system takes {_LONGEST_SOCKET} at most: let the server "
+            f"make its socket at a shorter path"
+        )
+    return path
+
+
+def _user(userinfo: str, query: dict[str, str], shown: str) -> tuple[str | None, str | None]:
     name, separator, secret = userinfo.partition(":")
+    for what, given in (("username", name), ("password", secret)):
+        if given and what in query:
+            raise ConfigurationError(f"{shown!r} gives the {what} twice; write it before the @ or as ?{what}=")
     username = unquote(name) or query.get("username") or None
     password = (unquote(secret) if separator else None) or query.get("password") or None
     return username, password
@@ -165,16 +216,17 @@ def _addresses(hosts: str, kind: Kind, shown: str) -> tuple[Address, ...]:
     for part in hosts.split(","):
         if part.startswith("["):  # an IPv6 address
             host, _, rest = part[1:].partition("]")
-            port = rest.removeprefix(":")
+            colon, port = rest[:1], rest[1:]
         else:
-            host, _, port = part.partition(":")
-        if not host or not (port == "" or (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+            host, colon, port = part.partition(":")
+        host = unquote(host)
+        if not (is_host(host, bracketed=part.startswith("[")) and (_is_port(port) if colon == ":" else not colon)):
             what = repr(part) if part in shown else "what stands for it"  # else it may be a part of the password
             raise ConfigurationError(
                 f"{what} in {shown!r} is no host or host:port; write {_FORMS}, and percent-encode what means something "
                 f"in a URL if it stands in a password"
             )
-        found.append((unquote(host), int(port) if port else _PORTS[kind]))
+        found.append((host, int(port) if port else _PORTS[kind]))
     if kind == "single" and len(found) > 1:
         raise ConfigurationError(
             f"{shown!r} names {len(found)} servers; write redis+sentinel:// or redis+cluster:// for such a group"
@@ -182,12 +234,42 @@ def _addresses(hosts: str, kind: Kind, shown: str) -> tuple[Address, ...]:
     return tuple(found)
 
 
+def is_host(host: str, *, bracketed: bool = False) -> bool:
+    """Whether a resolver can be asked for it, or it is an address."""
+    if bracketed:
+        try:
+            return bool(ipaddress.IPv6Address(host))
+        except ValueError:
+            return False
+    if not host or not host.isprintable() or any(char.isspace() or char in _NOT_IN_A_HOST for char in host):
+        return False
+    if host.isdigit() and host != "0":  # a port without a host; it would be taken for an address
+        return False
+    try:
+        return bool(host.encode("idna"))  # as sockets do it; no label may be empty, or longer than 63 bytes
+    except UnicodeError:
+        return False
+
+
+def _is_port(port: str) -> bool:
+    return port.isascii() and port.isdigit() and len(port) < 10 and 0 < int(port) < 65536
+
+
 def _db(found: list[str], shown: str) -> int:
     if not found:
         return 0
-    if len(set(found)) > 1 or not (found[0].isascii() and found[0].isdigit()):
-        raise ConfigurationError(f"{shown!r} must name one database by its number, such as /0; found {found}")
-    return int(found[0])
+    number = _whole(found[0])
+    if len(set(found)) > 1 or number is None or number > _LARGEST_DB:
+        raise ConfigurationError(
+            f"{shown!r} must name one database by its number, such as /0; the largest is {_LARGEST_DB}; found "
+            f"{', '.join(f'{one!r:.40}' for one in found)}"
+        )
+    return number
+
+
+def _whole(text: str) -> int | None:
+    """What plain digits stand for. Python takes other signs for digits too, and refuses thousands of them."""
+    return int(text) if re.fullmatch("[0-9]{1,20}", text) is not None else None
 
 
 def _tls(query: dict[str, str], shown: str) -> ssl.SSLContext:
@@ -195,6 +277,14 @@ def _tls(query: dict[str, str], shown: str) -> ssl.SSLContext:
     verify = query.get("ssl_cert_reqs", "required")
     if verify not in ("required", "none"):
         raise ConfigurationError(f"ssl_cert_reqs must be 'required' or 'none', not {verify!r:.100}")
+    check_name = _flag("ssl_check_hostname", query.get("ssl_check_hostname", "true"))
+    if verify == "none" and check_name and "ssl_check_hostname" in query:
+        raise ConfigurationError(
+            f"{shown!r} can't have the host's name checked in a certificate that isn't verified: leave out either "
+            f"ssl_cert_reqs=none or ssl_check_hostname"
+        )
+    if "ssl_keyfile" in query and "ssl_certfile" not in query:
+        raise ConfigurationError(f"{shown!r} names a key but no certificate; add ssl_certfile")
     try:
         context = ssl.create_default_context(cafile=query.get("ssl_ca_certs"))
         if "ssl_certfile" in query:
@@ -204,7 +294,7 @@ def _tls(query: dict[str, str], shown: str) -> ssl.SSLContext:
             f"the certificates that {shown!r} names can't be used: {error}. ssl_ca_certs, ssl_certfile and ssl_keyfile "
             f"must be PEM files that this process may read"
         ) from error
-    if verify == "none" or not _flag("ssl_check_hostname", query.get("ssl_check_hostname", "true")):
+    if verify == "none" or not check_name:
         context.check_hostname = False
     if verify == "none":
         context.verify_mode = ssl.CERT_NONE
@@ -221,13 +311,16 @@ def whole_number(name: str, value: object, least: int) -> int:
     """The value as an int.
 
     Raises:
-        ConfigurationError: it is none, or below `least`.
+        ConfigurationError: it is none, or below `least`, or larger than makes sense.
     """
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} must be a whole number of at least {least}, not {value!r:.100}")
-    return value
+    number = _whole(value) if isinstance(value, str) else value
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= _MOST[name]:
+        huge = isinstance(value, int) and abs(value) > 10**20  # Python refuses to print some of those
+        shown = "a number of more than 20 digits" if huge else f"{value!r:.100}"
+        raise ConfigurationError(
+            f"{name} must be a whole number of at least {least} and at most {_MOST[name]}, not {shown}"
+        )
+    return number
 
 
 def seconds(name: str, value: object) -> float:

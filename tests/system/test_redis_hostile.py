@@ -244,9 +244,20 @@ def python_reads(text: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("which", ["runs", "slots"])
-def test_another_type_of_value_stops_only_its_own_job(server: RedisServer, store: RedisStore, which: str) -> None:
-    """Somebody used SET on one of the job's keys: the error names the job, also when several are asked about at once.
+TYPES: dict[str, tuple[Any, ...]] = {
+    "string": ("SET", "mine"), "list": ("RPUSH", "mine"), "set": ("SADD", "mine"), "stream": ("XADD", "*", "a", "mine"),
+    "hash": ("HSET", "a", "mine"), "zset": ("ZADD", "1", "mine"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("which", "kind"), [
+    (which, kind) for which, right in (("runs", "hash"), ("slots", "zset")) for kind in TYPES if kind != right
+])  # fmt: skip
+def test_another_type_of_value_stops_only_its_own_job(
+    server: RedisServer, store: RedisStore, which: str, kind: str
+) -> None:
+    """Somebody wrote to one of the job's keys: the error names the job, also when several are asked about at once, and
+    the key, or both if the script uses both.
 
     Nothing is written; with the key removed all is well again.
     """
@@ -255,14 +266,19 @@ def test_another_type_of_value_stops_only_its_own_job(server: RedisServer, store
     run = win(store, slot)
     store.finish(JOB, slot, run.token, "success")
     key = getattr(KEYS, which)(JOB)
-    server.client().set(key, "mine")
+    server.client().delete(key)
+    server.client().execute_command(TYPES[kind][0], key, *TYPES[kind][1:])
+    written = server.client().dump(key)
     records = server.client().hgetall(KEYS.runs(JOB)) if which == "slots" else {}
-    refused = ("claim", "new claim", "heartbeat", "get", "purge", "forced purge", "unfinished")
+    use_both = ("claim", "takeover", "new claim", "allowed claim", "runs", "purge", "forced purge")
+    refused = (*use_both, "heartbeat", "get", "release", "finish", "unfinished")
     for name in ("new claim", "runs", "purge") if which == "slots" else refused:
         with pytest.raises(StoreError, match="another type of value") as caught:
             every_operation(store, run)[name]()
         assert (caught.value.job, caught.value.transient) == (JOB, False)
-    assert server.client().get(key) == "mine"
+        named = f"one of the keys {KEYS.runs(JOB)}, {KEYS.slots(JOB)} of" if name in use_both else f"the key {key} "
+        assert named in str(caught.value), name
+    assert server.client().dump(key) == written
     assert claim(store, slot, "fine").outcome == "running"
     if which == "slots":
         assert server.client().hgetall(KEYS.runs(JOB)) == records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def test_tls_verifies_chain_and_host_name_unless_told_not_to_in_so_many_words() 
         ("redis://[::1", "is no URL"),
         ("redis://h?namespace=a&namespace=b", "gives a parameter twice"),
         ("redis://h?db=1&db=1", "gives a parameter twice"),
+        ("redis://h/0?db=", "by its number.*'0', ''"),
         ("redis://h/0#part", "has a # after its host.*%23"),
         ("redis://u:12/34@h", "has an @ after its host.*%40"),
         ("redis://h?namespace=a@b", "has an @ after its host.*%40"),
@@ -124,6 +126,131 @@ def test_a_url_that_can_not_work_is_a_configuration_error(url: str, says: str) -
     """In the constructor, and it says what was found."""
     with pytest.raises(ConfigurationError, match=says):
         RedisStore.from_url(url)
+
+
+NO_HOSTS = (
+    "", " ", "my host", "h ", "\u00a0h", "h\u200b", "h%0a", "h%20", "h%00", "a..b", ".h", "x" * 64, "${HOST}", "{host}",
+    "$HOST", "<h>", "h%2Fx", "h%40x", "h%3Fx", "h\\x", '"h"', "'h'", "6379", "\ud800", "[::1", "[h]", "[1.2.3.4]", ":1",
+    "[::1%0a]", "[::1]1", "[::1]x:1", "::1", "h:", "h:0", "h:65536", "h:99999", "h:-1", "h:+1", "h: 1", "h:1 ",
+    "h:port", "h:1:2", "h:٣", "h:1_0", "h:" + "9" * 5_000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+@pytest.mark.parametrize(
+    "form", ["redis://{}", "redis://u:pw@{}/0", "rediss://{}", "redis+sentinel://a,{}/m", "redis+cluster://{},b:1"]
+)
+def test_what_is_no_host_is_found_before_anybody_looks_it_up(form: str, host: str) -> None:
+    """Alone, behind a password, first or last in a list; the message has what was found and what to write."""
+    with pytest.raises(ConfigurationError) as caught:
+        RedisStore(form.format(host))
+    assert re.search("is no host or host:port; write redis|is no URL; write redis|blank at an end", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["h", "h.", "my_host", "a-b.example", "bücher.example", "0", "127.0.0.1", "[::1]", "[fe80::1%25eth0]", "x" * 63],
+)
+def test_what_is_a_host_stays_one(host: str) -> None:
+    """Names of any alphabet, and addresses."""
+    for port in ("", ":1", ":65535"):
+        assert _redis_url.parse(f"redis://{host}{port}").addresses[0][1] == int(port[1:] or 6379)
+
+
+@pytest.mark.parametrize("character", [*map(chr, range(32)), "\x7f", "\x85", "\x9f", "\u2028"])
+def test_a_control_character_is_allowed_nowhere(character: str) -> None:
+    """Python's own parser of URLs would drop some of them without a word: a password would be another one."""
+    url = f"redis+sentinel://user:{CANARY}@host:1,other/jobs/0?namespace=name&sentinel_password={CANARY}"
+    RedisStore(url)
+    for place in range(len(url) + 1):
+        with pytest.raises(ConfigurationError) as caught:
+            RedisStore(url[:place] + character + url[place:])
+        assert str(caught.value).isprintable()
+        assert CANARY[:3] not in str(caught.value)
+    for broken in (f" {url}", f"{url} ", f"{url}\u3000"):
+        with pytest.raises(ConfigurationError, match="a blank at an end"):
+            RedisStore(broken)
+
+
+@pytest.mark.parametrize("form", ["redis://h/{}", "redis://h?db={}", "unix:///s?db={}", "redis+sentinel://h/m/{}"])
+def test_a_databases_number_is_a_small_whole_one(form: str) -> None:
+    """Servers count them with 31 bits."""
+    for number in ("-1", "+1", "1.0", "1e3", "0x1", "٣", "²", "1_0", "%201", "2147483648", "9" * 5_000, "zero"):
+        with pytest.raises(ConfigurationError, match="by its number, such as /0; the largest is 2147483647; found '"):
+            RedisStore(form.format(number))
+    for number in ("0", "15", "007", "2147483647"):
+        assert _redis_url.parse(form.format(number)).db == int(number)
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("wait_replicas", 0, 1_000), ("max_connections", 2, 10_000)])
+def test_counts_have_limits(name: str, least: int, most: int) -> None:
+    """In the URL and as an argument; numbers that Python itself would refuse to print too."""
+    says = f"{name} must be a whole number of at least {least} and at most {most}, not "
+    for number in (least, most):
+        RedisStore(f"redis://h?{name}={number}")
+        RedisStore("redis://h", **{name: number})  # type: ignore[arg-type]
+    for text in (least - 1, most + 1, "", "1.0", "1e2", "٣", "9" * 5_000, "many"):
+        with pytest.raises(ConfigurationError, match=says):
+            RedisStore(f"redis://h?{name}={text}")
+    for value in (least - 1, most + 1, 10**30, 10**5_000, -(10**5_000), 2.0, float("nan"), True, b"3", "٣"):
+        with pytest.raises(ConfigurationError, match=says):
+            RedisStore("redis://h", **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["none", "required", "false", "/file", ""])
+@pytest.mark.parametrize("name", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"])
+def test_options_of_tls_without_tls_are_refused(name: str, value: str) -> None:
+    """Rather than to let somebody believe that the connection is encrypted."""
+    for form in ("redis://h", "valkey://h", "unix:///s", "redis+sentinel://h/m", "redis+cluster://h"):
+        with pytest.raises(ConfigurationError, match=f"parameter {name}, but no TLS; write rediss://"):
+            RedisStore(f"{form}?{name}={value}")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://h?sentinel_password=pw", "parameter sentinel_password, but no sentinels; write redis.sentinel://"),
+        ("redis+cluster://h?sentinel_username=u", "parameter sentinel_username, but no sentinels"),
+        ("redis://u:pw@h?password=pw", "gives the password twice"),
+        ("redis://u:pw@h?username=u", "gives the username twice"),
+        ("redis://h/0?db=1", "by its number.*found '0', '1'"),
+        ("rediss://h?ssl_keyfile=/key", "a key but no certificate; add ssl_certfile"),
+        ("rediss://h?ssl_ca_certs=", "gives ssl_ca_certs no value"),
+        ("rediss://h?ssl_certfile=", "gives ssl_certfile no value"),
+        ("rediss://h?ssl_cert_reqs=none&ssl_check_hostname=true", "can't have the host's name checked"),
+        ("rediss://h?ssl_cert_reqs=none&ssl_check_hostname=maybe", "true or false"),
+        *((f"redis://h?{name}=1&{name}=1", "gives a parameter twice") for name in ("db", "wait_replicas", "password")),
+    ],
+)
+def test_what_contradicts_itself_or_acts_on_nothing_is_refused(url: str, says: str) -> None:
+    """Nothing of a URL is left out without a word."""
+    with pytest.raises(ConfigurationError, match=says):
+        RedisStore(url)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/x.sock/0", "write unix:///x.sock\\?db=0"),
+        ("/run/redis/redis.sock/15", "write unix:///run/redis/redis.sock\\?db=15"),
+        ("/x.sock/3/", "write unix:///x.sock\\?db=3"),
+        ("/my%20x.sock/0", "write unix:///my x.sock\\?db=0"),
+        ("/x.sock/", "ends with a /"),
+        ("/x.sock%00", "control character"),
+        ("/x%0a.sock", "control character"),
+        ("/", "names no socket"),
+        ("//", "names no socket"),
+        ("/" + "x" * 107, "108 bytes; a system takes 107"),
+        ("/" + "é" * 54, "109 bytes"),
+        ("/" + "\ud800" * 54, "163 bytes"),
+    ],
+)
+def test_a_path_that_can_be_no_socket_is_refused(path: str, says: str) -> None:
+    """Among them one with the database's number behind it, as URLs of servers have it."""
+    with pytest.raises(ConfigurationError, match=says):
+        RedisStore(f"unix://{path}")
+    for sound in ("/x.sock", "/0", "/x.sock/dir/s", "/x.socks/0", "/" + "x" * 106, "/x.sock?db=0"):
+        RedisStore(f"unix://{sound}")
 
 
 @pytest.mark.parametrize("value", [None, 3, b"redis://h"])
@@ -190,6 +317,9 @@ def test_open_store_makes_one_from_each_scheme() -> None:
         f"redis://h?password={CANARY}",
         f"redis://h?p%61ssword={CANARY}&x=1",
         f"redis://h?sentinel_password={CANARY}&namespace=%00",
+        f"redis://h?pasword={CANARY}",
+        f"redis://h?PASSWORD={CANARY}&db=x",
+        f"redis+sentinel://h?sentinel_pwd={CANARY}",
         f"http://user:{CANARY}@h",
         f"user:{CANARY}@h",
         f"unix://user:{CANARY}@/s?password={CANARY}",
