@@ -65,10 +65,12 @@ class Attempt:
         self._next_beat_boot_ms = sent_boot_ms + spec.options.heartbeat_ms
         self._next_word_boot_ms = 0
         self._beat_tries = 0
+        self._nothing_to_renew = False  # a heartbeat was refused after the handler's end
         self._word_tries = 0
         self._stopping = False
         self._abandoned = False
         self._refused = False
+        self._turned_down: str | None = None  # why nobody may run it
         self.ending_inside = False  # ctx.finish was called: the handler's own transaction ends the run
         self._written_inside = False  # and has returned: a heartbeat that is accepted now tells that it was undone
         self._ended_inside = False  # and a heartbeat was refused: that transaction was committed, or the run is lost
@@ -145,7 +147,7 @@ class Attempt:
 
         A worker that slept after its claim was answered first gets a heartbeat through.
         """
-        if self._refused or self._stopping:
+        if self._refused or self._stopping or self._turned_down is not None:
             return Step("done")
         if boot_ms < self.deadline_boot_ms:
             return Step("start")
@@ -161,7 +163,9 @@ class Attempt:
 
     def next_beat(self, boot_ms: int, *, forced: bool = False) -> Step:
         """What the heartbeat thread is to do now."""
-        if self.phase == "over" or self._abandoned or self._refused or self._ended_inside or self.word == "release":
+        if self.phase == "over" or self._abandoned or self._refused or self._nothing_to_renew:
+            return Step("done")
+        if self._ended_inside or self.word == "release":
             return Step("done")
         due_ms = self._next_beat_boot_ms
         if forced and self._beat_tries == 0:
@@ -193,7 +197,8 @@ class Attempt:
             self.stored_serial = max(self.stored_serial, self._sent_serial)
             return []
         if self.phase in ("ending", "over"):
-            # Sent before the last word, answered after it: the last word's own answer decides.
+            # The last word's own answer decides: it may have been carried out, and only its answer be missing.
+            self._nothing_to_renew = True
             return []
         if self.ending_inside:
             # Nobody could take the run over before the deadline, so then it was committed. Later nobody can tell: the
@@ -299,13 +304,18 @@ class Attempt:
             self.word = "failed"
         return [Wake(self)]
 
+    def turn_down(self, why: str) -> list[Effect]:
+        """Nobody may run this: it ends as failed without its handler. What listeners are told is the caller's."""
+        self._turned_down = why
+        return [Wake(self)]
+
     def never_started(self, boot_ms: int) -> list[Effect]:
-        """The handler isn't to start: the run is handed over, unless somebody else has it by now."""
+        """The handler isn't to start: the run is handed over, unless somebody else has it by now or nobody may."""
         self.phase = "ending"
         self._next_word_boot_ms = boot_ms
         if self._refused:
             return self._over(boot_ms)
-        self.word = "release"
+        self.word, self.error = ("release", None) if self._turned_down is None else ("failed", self._turned_down)
         return []
 
     def next_word(self, boot_ms: int) -> Step:
@@ -328,6 +338,8 @@ class Attempt:
         """The store answered the last word."""
         if accepted and self.word in ("success", "failed"):
             self.phase, self.recorded = "over", True
+            if self._turned_down is not None:
+                return []
             return [self.event(self.word, boot_ms, error=self.error, trace=self.trace)]
         if self.ending_inside and not accepted and self.word != "success":
             # Refused after ctx.finish: was the handler's transaction committed before?
@@ -361,7 +373,7 @@ class Attempt:
         return [SetSignal(self)]
 
     def _lose(self, boot_ms: int, reason: str) -> list[Effect]:
-        if self._lost_told:
+        if self._lost_told or self._turned_down is not None:
             return []
         self._lost_told = True
         return [self.event("lost", boot_ms, reason=reason, error=self.error)]

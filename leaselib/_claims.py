@@ -154,11 +154,14 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A store operation that failed, in words. `job` is set if only that job's records are at fault, or away."""
+    """A store operation that failed, in words. `job` is set if only that job's records are at fault, or away;
+    `unreplicated` says that nothing is wrong but that too few replicas had it in time.
+    """
 
     error: str
     permanent: bool = False
     job: str | None = None
+    unreplicated: bool = False
 
     @property
     def malformed(self) -> bool:

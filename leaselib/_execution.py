@@ -197,7 +197,10 @@ class Execution:
             )
         else:
             instance.decide(
-                lambda now_ms: attempt.word_answered(accepted, now_ms) + planner.attempt_answered(attempt, now_ms)
+                lambda now_ms: (
+                    attempt.word_answered(accepted, now_ms)
+                    + planner.attempt_answered(attempt, now_ms, sure=accepted and word != "release")
+                )
             )
 
     # ---- the heartbeat thread -----------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class Instance:
     def failure(self, error: Exception) -> Failure:
         """What a store raised, for the planner. What no store should raise is logged, and counts as transient."""
         if isinstance(error, StoreError):
-            return Failure(str(error), not error.transient, error.job)
+            return Failure(str(error), not error.transient, error.job, error.unreplicated)
         _log.error("the store raised %s", type(error).__name__, exc_info=error)
         return Failure(describe(error))
 

@@ -2,8 +2,8 @@
 
 `StoreClock` keeps the offset between the boot clock and the store's clock. `StoreHealth` decides when the store counts
 as lost, when to try it again, and when trouble is over. `JobTroubles` knows the jobs whose own records can't be used.
-`Link` holds all three, and notices clock steps and other epochs. `Loads` says which jobs' unfinished runs are still to
-be asked for. All are parts of a Planner, and guarded as it is.
+`Epochs` knows which slots are older than the store's data. `Link` holds all four, and notices clock steps. `Loads` says
+which jobs' unfinished runs are still to be asked for. All are parts of a Planner, and guarded as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from typing import Literal
 from leaselib._model import epoch_ms
 from leaselib._random import Chance
 
-Kind = Literal["ping", "load", "write"]
+Kind = Literal["ping", "load", "write", "sure"]
+"""An operation: `write` is a heartbeat or a release, `sure` a claim or a finish, which a store may make sure of by
+waiting for replicas."""
+Trouble = Literal["ping", "load", "write", "replicas"]
+"""What fails, the one that asks for most last. `replicas`: all is carried out, but too few replicas have it in time."""
 
 SAMPLES = 16
 STEP_MS = 100
@@ -26,8 +30,16 @@ STALE_MS = 600_000
 """An idle instance asks for the time again after this long."""
 WALL_STEP_MS = 200
 """The machine's time of day moved by more than this against the boot clock: the store is asked for the time again."""
-KINDS: tuple[Kind, ...] = ("ping", "load", "write")
-"""Of two kinds of operations, a success of the later one says that the earlier works too."""
+ENDED_BY: dict[Trouble, frozenset[Kind]] = {
+    "ping": frozenset({"ping", "load", "write", "sure"}),
+    "load": frozenset({"load", "write", "sure"}),
+    "write": frozenset({"write", "sure"}),
+    "replicas": frozenset({"ping", "sure"}),
+}
+"""The operations whose success ends a trouble: of the kind that failed, or asking for more. A disk that is full, or a
+server out of memory, answers pings all the time. Once replicas were too few, pings wait for them as well (see
+`Store.ping`); heartbeats and releases never do."""
+GRAVITY: tuple[Trouble, ...] = tuple(ENDED_BY)
 LOAD_AGAIN_MS = 30_000
 """A job whose unfinished runs are malformed is asked about again after this long."""
 
@@ -75,8 +87,7 @@ class StoreClock:
 class StoreHealth:
     """Whether the store answers: `up`, `down`, or `trial` (it answers a ping; whether it takes writes is to be seen).
 
-    Trouble starts with a failed operation and ends with a successful one of the kind that failed, or of one that asks
-    for more: a disk that is full, or a server out of memory, answers pings all the time.
+    Trouble starts with a failed operation and ends with one that succeeds where the gravest failed: see `ENDED_BY`.
     """
 
     FIRST_DELAY_MS = 100
@@ -87,19 +98,19 @@ class StoreHealth:
         self._chance = chance
         self.state = "up"
         self.since_boot_ms: int | None = None
-        self._failed: Kind = "ping"  # the kind that asks for most
+        self._trouble: Trouble = "ping"  # the gravest that was met
         self._delay_ms = self.FIRST_DELAY_MS
         self.retry_boot_ms: int | None = None
         self.error: str | None = None
 
-    def failed(self, boot_ms: int, error: str, *, permanent: bool, kind: Kind) -> bool:
+    def failed(self, boot_ms: int, error: str, *, permanent: bool, trouble: Trouble) -> bool:
         """An operation failed. Returns whether trouble just started."""
         started = self.state == "up"
         if started:
             self.since_boot_ms = boot_ms
             self._delay_ms = self.FIRST_DELAY_MS
-            self._failed = kind
-        self._failed = max(self._failed, kind, key=KINDS.index)
+            self._trouble = trouble
+        self._trouble = max(self._trouble, trouble, key=GRAVITY.index)
         if self.state == "down" and self.retry_boot_ms is not None and self.retry_boot_ms > boot_ms:
             return False  # one more failure of the same time; the next try is planned already
         self.state = "down"
@@ -117,10 +128,11 @@ class StoreHealth:
         """An operation of that kind was answered. Returns whether trouble is over."""
         if self.state == "up":
             return False
-        if KINDS.index(kind) >= KINDS.index(self._failed):
+        if kind in ENDED_BY[self._trouble]:
             return self._over()
-        self.state = "trial"
-        self.retry_boot_ms = None
+        if self._trouble != "replicas":  # else all the rest works all the time, and is no news
+            self.state = "trial"
+            self.retry_boot_ms = None
         return False
 
     def _over(self) -> bool:
@@ -136,15 +148,13 @@ class Link:
 
     Attributes:
         jobs: the jobs that are in trouble alone.
+        epochs: since when the store has its data.
         pinging: a ping is under way.
-        not_before_ms: the store was emptied or replaced since this instance began: older slots are not claimed.
     """
 
     def __init__(self, chance: Chance) -> None:
-        self.clock, self.health, self.jobs = StoreClock(), StoreHealth(chance), JobTroubles()
+        self.clock, self.health, self.jobs, self.epochs = StoreClock(), StoreHealth(chance), JobTroubles(), Epochs()
         self.pinging = False
-        self.not_before_ms: int | None = None
-        self._epoch: str | None = None
         self._wall_delta_ms: int | None = None
         self._resync = False
 
@@ -170,52 +180,65 @@ class Link:
             self.pinging, self._resync = True, False
         return due
 
-    def heard(self, sent_boot_ms: int, boot_ms: int, now_ms: int, epoch: str) -> tuple[bool, bool]:
-        """An answer told the store's clock and epoch. Returns whether the clock stepped back, and whether the store is
-        another one than before.
-        """
-        stepped_back = self.clock.add(sent_boot_ms, boot_ms, now_ms) < 0
-        known, self._epoch = self._epoch, epoch
-        reset = known is not None and known != epoch
-        if reset:
-            self.not_before_ms = epoch_ms(epoch)
-        if self.not_before_ms is not None:  # an epoch that lies ahead began before the store's clock was set back
-            self.not_before_ms = min(self.not_before_ms, now_ms)
-        return stepped_back, reset
 
-    def lost_slot(self, slot_ms: int) -> bool:
-        """Whether that slot is older than the store's data, so that it may have run unbeknown to the store."""
-        return self.not_before_ms is not None and slot_ms < self.not_before_ms
+
+class Epochs:
+    """The epochs that were met, and with them which slots are older than the store's data, so that they may have run
+    unbeknown to the store. In a cluster each job has an epoch of its own, as its node can lose its data alone;
+    elsewhere the store's is everybody's.
+    """
+
+    def __init__(self) -> None:
+        self._met: dict[str | None, str] = {}  # of each job that has its own; None: the store's
+        self._not_before_ms: dict[str | None, int] = {}  # of those that became others since this instance began
+
+    def heard(self, job: str | None, epoch: str, now_ms: int) -> bool:
+        """An answer told an epoch: the job's own or, if None, the store's. Returns whether it is a new one."""
+        reset = self._met.setdefault(job, epoch) != epoch
+        self._met[job] = epoch
+        if reset:
+            self._not_before_ms[job] = epoch_ms(epoch)
+        if job in self._not_before_ms:  # an epoch that lies ahead began before the store's clock was set back
+            self._not_before_ms[job] = min(self._not_before_ms[job], now_ms)
+        return reset
+
+    def lost_slot(self, job: str, slot_ms: int) -> bool:
+        """Whether that slot of the job is older than its data, which were lost since this instance began."""
+        not_before_ms = self._not_before_ms.get(job if job in self._met else None)
+        return not_before_ms is not None and slot_ms < not_before_ms
 
 
 class JobTroubles:
     """Which jobs are in trouble alone, the store as a whole being well, and since which of their operations failed."""
 
     def __init__(self) -> None:
-        self._places: dict[str, set[int | None]] = {}  # job: the slots of attempts in trouble; None: its claims
+        # job: where it is in trouble, as the slot of the attempt (None: its claims), and whether replicas are too few
+        self._places: dict[str, set[tuple[int | None, bool]]] = {}
 
-    def failed(self, job: str, slot_ms: int | None) -> bool:
+    def failed(self, job: str, slot_ms: int | None, *, unreplicated: bool) -> bool:
         """A job's records are at fault or away: for that slot's attempt or, if None, for what no attempt asked. Returns
         whether the job's trouble just started.
         """
         started = job not in self._places
-        self._places.setdefault(job, set()).add(slot_ms)
+        self._places.setdefault(job, set()).add((slot_ms, unreplicated))
         return started
 
-    def answered(self, job: str, slot_ms: int | None) -> bool:
+    def answered(self, job: str, slot_ms: int | None, kind: Kind) -> bool:
         """What may have failed before was carried out. Returns whether the job's trouble is over."""
         places = self._places.get(job)
         if places is None:
             return False
-        places.discard(slot_ms)
+        places.discard((slot_ms, False))
+        if kind in ENDED_BY["replicas"]:
+            places.discard((slot_ms, True))
         if not places:
             del self._places[job]
         return not places
 
     def attempt_over(self, job: str, slot_ms: int) -> None:
         """An attempt that is in trouble won't ask the store again: the job's next claim shows whether it is over."""
-        if slot_ms in self._places.get(job, ()):
-            self._places[job] = self._places[job] - {slot_ms} | {None}
+        if job in self._places:
+            self._places[job] = {(None if at == slot_ms else at, short) for at, short in self._places[job]}
 
     def removed(self, job: str) -> None:
         """The job is gone, and its trouble is nobody's any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
@@ -201,6 +201,8 @@ class ClaimAnswer:
         token: the token of the claim that this answers.
         now_ms: the store's clock when it decided.
         epoch: the store's identity; another one means that the store was replaced or emptied.
+        job_epoch: the identity of this job's records alone, where they can be lost while the rest of the store is well
+            (in a cluster each node can lose its data by itself); else None.
         record: the run that was claimed; for `overlap` the run in the way; None if there is none.
         wait_ms: for `early`: how long until the slot.
         interrupted: slots of older, dead runs of the job that this claim marked `interrupted`.
@@ -213,9 +215,12 @@ class ClaimAnswer:
     record: Record | None = None
     wait_ms: int = 0
     interrupted: tuple[int, ...] = ()
+    job_epoch: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_epoch(self.epoch)
+        if self.job_epoch is not None:
+            check_epoch(self.job_epoch)
 
     @property
     def run(self) -> Run | None:

@@ -11,17 +11,18 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
+from typing import Literal
 
 from leaselib._attempt import Attempt
 from leaselib._backup import Backups
 from leaselib._calendar import Calendar
 from leaselib._claims import Claim, Failure, JobSpec, JobState, Orphan, Unfinished
 from leaselib._effects import Begin, Effect, Load, Ping, SendClaim, Tell
-from leaselib._link import LOAD_AGAIN_MS, Kind, Link, Loads
+from leaselib._link import LOAD_AGAIN_MS, Kind, Link, Loads, Trouble
 from leaselib._model import ClaimAnswer, ClaimRequest, Record, from_ms
 from leaselib._orphans import Orphans
 from leaselib._random import Chance
-from leaselib._reports import Reports
+from leaselib._reports import OLDER_THAN_DATA, Reports
 
 LOAD_TIMEOUT_MS = 5_000
 MANUAL_AHEAD_MS = 500
@@ -248,12 +249,12 @@ class Planner:
             if store_ms - claim.slot_ms > claim.max_late_ms:
                 self._unsent(claim)
                 return None, [*self._missed(job, claim, boot_ms), *self._dispatch(boot_ms)]
-            if self.link.lost_slot(claim.slot_ms):
+            if self.link.epochs.lost_slot(claim.spec.name, claim.slot_ms) and not claim.unknown:
+                # One that may have been won is sent again, as only its winner can see to it that nobody else runs it.
                 self._unsent(claim)
-                self.orphans.give_up(claim, boot_ms)
+                claim.cancelled = True
                 self.calendar.advance(job)
-                skip = self._reports.skip_lost(claim, boot_ms)
-                return None, [skip, *self._release_orphans(boot_ms), *self._dispatch(boot_ms)]
+                return None, [self._reports.skip_lost(claim, boot_ms), *self._dispatch(boot_ms)]
         claim.token = claim.token or self._chance.token()
         claim.sent_boot_ms = boot_ms
         claim.tries += 1
@@ -296,21 +297,23 @@ class Planner:
         claim.in_flight = claim.unknown = False
         if claim.watch is not None:
             claim.watch.claim, claim.watch.unknown = None, False
-        effects = self._heard(claim.sent_boot_ms, boot_ms, answer.now_ms, answer.epoch)
-        effects += self._answered(claim.spec.name, None, boot_ms)
+        name = claim.spec.name
+        whose, epoch = (None, answer.epoch) if answer.job_epoch is None else (name, answer.job_epoch)
+        effects = self._heard(claim.sent_boot_ms, boot_ms, answer.now_ms, epoch, whose)
+        effects += self._answered(name, None, boot_ms, "sure")
         if claim.reason == "manual":
             effects.append(Tell(claim, answer.outcome))
         elif claim.watch is None:
             self.last_late_ms = answer.now_ms - claim.slot_ms
         for slot_ms in answer.interrupted:
-            self.backups.drop(claim.spec.name, slot_ms)
+            self.backups.drop(name, slot_ms)
             effects.append(self._reports.event("interrupted", boot_ms, claim.spec, slot_ms, reason="superseded"))
         if answer.outcome == "won" and answer.record is not None:
             effects += self._won(claim, answer, boot_ms)
         else:
             self.free += 1
             effects += self._refused(claim, answer, boot_ms)
-        job = self.calendar.jobs.get(claim.spec.name)
+        job = self.calendar.jobs.get(name)
         if job is not None and job.claim is claim:
             self.calendar.answered(job, answer)
         return effects + self._dispatch(boot_ms)
@@ -321,12 +324,12 @@ class Planner:
         attempt = Attempt(claim.spec, answer.record, self.clock, self._chance, claim.sent_boot_ms)
         self.attempts[answer.record.token] = attempt
         self._arm_attempt(attempt, boot_ms)
-        stale = self.link.lost_slot(claim.slot_ms) and answer.record.attempt == 1
+        stale = self.link.epochs.lost_slot(claim.spec.name, claim.slot_ms) and answer.record.attempt == 1
         effects: list[Effect] = []
-        if self.stopping or claim.cancelled:
+        if stale:  # handed over, it would be started by whoever takes it
+            effects += [*attempt.turn_down(OLDER_THAN_DATA), self._reports.skip_lost(claim, boot_ms)]
+        elif self.stopping or claim.cancelled:
             effects += attempt.stop()
-        elif stale:
-            effects += [*attempt.stop(), self._reports.skip_lost(claim, boot_ms)]
         return [*effects, Begin(attempt)]
 
     def _refused(self, claim: Claim, answer: ClaimAnswer, boot_ms: int) -> list[Effect]:
@@ -380,7 +383,7 @@ class Planner:
         self.free += 1
         self.link.jobs.attempt_over(attempt.spec.name, attempt.record.slot_ms)
         job = self.calendar.jobs.get(attempt.spec.name)
-        stale = self.link.lost_slot(attempt.record.slot_ms)
+        stale = self.link.epochs.lost_slot(attempt.spec.name, attempt.record.slot_ms)
         if not (self.stopping or attempt.recorded or stale) and job is not None and job.spec is attempt.spec:
             self.backups.watch(attempt.spec, attempt.record.slot_ms, attempt.record.attempt, boot_ms)
         return self._dispatch(boot_ms)
@@ -393,7 +396,7 @@ class Planner:
     def orphan_answered(self, orphan: Orphan, boot_ms: int) -> list[Effect]:
         """Released, or not ours: either way nobody waits for that token any more."""
         self.orphans.answered()
-        return self._answered(orphan.job, None, boot_ms)
+        return self._answered(orphan.job, None, boot_ms, "write")
 
     def orphan_failed(self, orphan: Orphan, failure: Failure, boot_ms: int) -> list[Effect]:
         """To be released again once the store is back, until the lease must be over anyway."""
@@ -421,7 +424,7 @@ class Planner:
             job = self.calendar.jobs.get(name)
             if job is not None and job.phase == "loading":
                 self._begin(job, by_job.get(name, []), boot_ms)
-            if self.link.jobs.answered(name, None):
+            if self.link.jobs.answered(name, None, "load"):
                 effects.append(self._reports.job_ok(name, boot_ms))
         return [*effects, *self._load(), *self._dispatch(boot_ms)]
 
@@ -456,11 +459,13 @@ class Planner:
         self.link.pinging = False
         return self._failed(failure, boot_ms, kind="ping")
 
-    def _heard(self, sent_ms: int, boot_ms: int, now_ms: int, epoch: str) -> list[Effect]:
-        stepped_back, reset = self.link.heard(sent_ms, boot_ms, now_ms, epoch)
-        if stepped_back:
+    def _heard(
+        self, sent_ms: int, boot_ms: int, now_ms: int, epoch: str, job: str | None = None
+    ) -> list[Effect]:
+        """An answer told the store's clock and an epoch: that job's own or, if None, the store's."""
+        if self.clock.add(sent_ms, boot_ms, now_ms) < 0:
             self.calendar.step_back(self.clock.store_ms(boot_ms) or 0)
-        return [self._reports.reset(boot_ms)] if reset else []
+        return [self._reports.reset(boot_ms, job)] if self.link.epochs.heard(job, epoch, now_ms) else []
 
     def _reached(self, boot_ms: int, kind: Kind = "ping") -> list[Effect]:
         """The store answered a read: runners send what is overdue now, backups hold back for a heartbeat or two."""
@@ -471,24 +476,23 @@ class Planner:
         told: list[Effect] = [self._reports.event("store_ok", boot_ms)] if over else []
         return [*told, *self._load()]
 
-    def attempt_answered(self, attempt: Attempt, boot_ms: int) -> list[Effect]:
-        """The store carried out a heartbeat, finish or release of that attempt."""
-        return self._answered(attempt.spec.name, attempt.record.slot_ms, boot_ms)
+    def attempt_answered(self, attempt: Attempt, boot_ms: int, *, sure: bool = False) -> list[Effect]:
+        """The store answered a heartbeat, finish or release of that attempt; `sure`: it accepted a finish."""
+        return self._answered(attempt.spec.name, attempt.record.slot_ms, boot_ms, "sure" if sure else "write")
 
     def attempt_failed(self, attempt: Attempt, failure: Failure, boot_ms: int) -> list[Effect]:
         """A heartbeat, finish or release of that attempt failed."""
         slot_ms = attempt.record.slot_ms
         return self._failed(failure, boot_ms, kind="write", slot_ms=slot_ms, attempt_slot_ms=slot_ms)
 
-    def _answered(self, job: str, attempt_slot_ms: int | None, boot_ms: int) -> list[Effect]:
+    def _answered(self, job: str, attempt_slot_ms: int | None, boot_ms: int, kind: Kind) -> list[Effect]:
         """The store carried out a write; of the attempt of that slot, or of none."""
         effects: list[Effect] = []
-        if self.link.jobs.answered(job, attempt_slot_ms):
+        if self.link.jobs.answered(job, attempt_slot_ms, kind):
             effects.append(self._reports.job_ok(job, boot_ms))
-        if self.health.state == "up":
-            return effects
         was_down = self.health.state == "down"
-        self.health.answered("write")
+        if not self.health.answered(kind):
+            return effects
         if was_down:
             return effects + self._back(boot_ms, True)
         return [*effects, self._reports.event("store_ok", boot_ms), *self._dispatch(boot_ms)]
@@ -506,17 +510,18 @@ class Planner:
         failure: Failure,
         boot_ms: int,
         *,
-        kind: Kind,
+        kind: Literal["ping", "load", "write"],
         slot_ms: int | None = None,
         attempt_slot_ms: int | None = None,
     ) -> list[Effect]:
         """An operation failed. One `store_error` when trouble starts; trouble with one job's records is its alone."""
         if failure.job is not None:
-            if not self.link.jobs.failed(failure.job, attempt_slot_ms):
+            if not self.link.jobs.failed(failure.job, attempt_slot_ms, unreplicated=failure.unreplicated):
                 return []
             return [self._reports.job_error(failure, failure.job, slot_ms, boot_ms)]
         was = self.health.state
-        began = self.health.failed(boot_ms, failure.error, permanent=failure.permanent, kind=kind)
+        trouble: Trouble = "replicas" if failure.unreplicated else kind
+        began = self.health.failed(boot_ms, failure.error, permanent=failure.permanent, trouble=trouble)
         if was != "down":  # checks that wait for a worker are held back as well; `_back` arms them anew
             for claim in self._ready:
                 if claim.watch is not None:

@@ -8,6 +8,8 @@ from leaselib._claims import Claim, Failure, JobSpec
 from leaselib._effects import Emit
 from leaselib._link import StoreClock
 
+OLDER_THAN_DATA = "not run: its slot is older than the store's data, so it may have run before those were lost"
+
 
 class Reports:
     """Puts the store's time on what is to be told."""
@@ -40,7 +42,7 @@ class Reports:
 
     def skip_lost(self, claim: Claim, boot_ms: int) -> Emit:
         """The store was emptied or replaced after this slot, which may have run before that."""
-        return self.skip(claim.spec, claim.slot_ms, "missed", boot_ms, error="older than the store's data")
+        return self.skip(claim.spec, claim.slot_ms, "missed", boot_ms, error=OLDER_THAN_DATA)
 
     def job_error(self, failure: Failure, job: str, slot_ms: int | None, boot_ms: int) -> Emit:
         """One job's records can't be read, or can't be reached for now; the others go on."""
@@ -56,7 +58,8 @@ class Reports:
         reason = "permanent" if failure.permanent else "unreachable"
         return self.event("store_error", boot_ms, reason=reason, error=failure.error)
 
-    def reset(self, boot_ms: int) -> Emit:
-        """The store is another one than before."""
-        error = "the store was emptied, replaced or restored; slots older than it are not run"
-        return self.event("store_error", boot_ms, reason="reset", error=error)
+    def reset(self, boot_ms: int, job: str | None) -> Emit:
+        """The store is another one than before, or (in a cluster) that job's records are."""
+        what = "the store was" if job is None else "the records of this job were"
+        error = f"{what} emptied, replaced or restored; slots older than that are not run"
+        return Emit("store_error", self._clock.store_ms(boot_ms), job, reason="reset", error=error)

@@ -27,12 +27,17 @@ class StoreError(LeaselibError):
             says what.
         job: the job's name if only this job's records are at fault or (transient) can't be reached for now, being
             locked by another transaction or on a node that is away; None if it is about the store as a whole.
+        unreplicated: True if the operation was carried out, but fewer replicas than `wait_replicas` had it in time: it
+            may be lost at a failover.
     """
 
-    def __init__(self, message: str, *, transient: bool = False, job: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, transient: bool = False, job: str | None = None, unreplicated: bool = False
+    ) -> None:
         super().__init__(message)
         self.transient = transient
         self.job = job
+        self.unreplicated = unreplicated
 
 
 class Aborted(LeaselibError):

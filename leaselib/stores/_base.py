@@ -95,7 +95,8 @@ class Store(abc.ABC):
         """The store's clock and epoch, in one round trip.
 
         Raises:
-            StoreError: the store could not answer.
+            StoreError: the store could not answer; or `unreplicated`, after fewer replicas than `wait_replicas` had a
+                claim or a finish in time: until enough of them keep up again.
         """
 
     @abc.abstractmethod

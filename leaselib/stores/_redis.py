@@ -1,8 +1,8 @@
 """RedisStore: the lease rules as Lua scripts on a Redis or Valkey server, one script and one round trip an operation.
 
-Owns the route to the servers (and through it the connections), and what it has seen of the store's epochs. Any thread
-may call it; one lock guards the epochs, and the route and its pools have locks of their own. Nothing of the driver is
-imported before a store is made.
+Owns the route to the servers (and through it the connections), and what it has seen of the namespace's epoch and of
+replicas that were too few. Any thread may call it; one lock guards all that, and the route and its pools have locks of
+their own. Nothing of the driver is imported before a store is made.
 
 In a cluster trouble with one node is trouble of its jobs: it is reported with the job's name, and the rest goes on.
 """
@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from leaselib import _clock, _random
-from leaselib._model import ClaimAnswer, ClaimRequest, Outcome, Pong, Record, check_epoch, cut_error, epoch_ms, from_ms
+from leaselib._model import ClaimAnswer, ClaimRequest, Outcome, Pong, Record, check_epoch, cut_error, from_ms
 from leaselib.errors import ConfigurationError, StoreError
 from leaselib.stores import _redis_url
 from leaselib.stores._base import DEFAULT_TIMEOUT_S, Store
@@ -36,6 +36,10 @@ WAIT_TIMEOUT_S = 1.0
 """How long a claim or a finish waits for replicas, if the caller doesn't say."""
 REGISTER_PAUSE_S = 30.0
 """Cluster mode: after the set of jobs was out of reach, wins leave it alone for so long."""
+REGISTER_AGAIN_S = 600.0
+"""Cluster mode: a job is added to the set of jobs again after so long, as that set's node may have lost its data."""
+_KINDS = ([b"ok"], [b"malformed"], [b"broken"])
+"""How a script's answer goes on after the call's number; see common.lua."""
 
 _inherited: list[Any] = []
 """In a forked child: what the parent had open. Kept, so that it is never closed from here."""
@@ -118,10 +122,12 @@ class RedisStore(Store):
         self._calls = itertools.count(1)
         self._sent: set[str] = set()  # scripts whose text was sent; adding to a set is safe from any thread
         self._lock = threading.Lock()
-        self._epoch = ""  # Cluster mode: the newest that was met
-        self._job_epochs: dict[str, str] = {}  # Cluster mode
-        self._registered: set[str] = set()  # Cluster mode: jobs that this process added to the set of jobs
-        self._register_at_ns = 0  # Cluster mode: the set of jobs isn't tried before this boot time
+        self._short: set[str | None] = set()  # where replicas were too few the last time: see _place
+        # Cluster mode: the namespace's epoch as it was last met; the boot times before which a job isn't added to the
+        # set of jobs again, and before which that set isn't tried at all.
+        self._epoch = ""
+        self._registered: dict[str, int] = {}
+        self._register_at_ns = 0
         self._pid = os.getpid()
 
     def close(self) -> None:
@@ -154,7 +160,8 @@ class RedisStore(Store):
         """Runs a script within the deadline. Returns what follows its "ok", and whether replicas lack it, in words.
 
         `job` is whose records the keys are; `jobs` those of several keys, if the script says which one is at fault.
-        `wait_if` looks at the first value of the answer: whether to wait for replicas.
+        `wait_if` looks at the first value of the answer: whether to wait for replicas. Where they were too few the last
+        time, a script that takes a "probe" writes whatever it answers, and each such call waits.
 
         Raises:
             StoreError: whatever went wrong; the outcome is unknown if it is transient.
@@ -178,25 +185,43 @@ class RedisStore(Store):
                 if isinstance(reply, redis.ResponseError):
                     raise reply
             answer = replies[0]
-            if not (isinstance(answer, list) and len(answer) >= 2 and answer[0] == call.encode()):
+            if not (isinstance(answer, list) and answer[:1] == [call.encode()] and answer[1:2] in _KINDS):
                 self._route.close()  # the connection that brought it must not be used again
                 raise redis.InvalidResponse(f"an answer to another call: expected {call}, found {answer!r:.60}")
         except (redis.RedisError, OSError, UnicodeError) as error:
-            raise self._blame(to_store_error(error, self._target.shown, job), job) from error
+            raise self._blame(to_store_error(error, self._target.shown, job, keys[:2]), job) from error
         except StoreError as error:
             raise self._blame(error, job) from error.__cause__
         if answer[1] == b"ok":
-            return answer[2:], wait.shortage(replies)
+            shortage = wait.shortage(replies)
+            if len(replies) > 1:
+                with self._lock:
+                    (self._short.add if shortage else self._short.discard)(self._place(job))
+            return answer[2:], shortage
         what, at_fault = answer[2].decode("utf-8", "replace"), jobs[answer[3] - 1] if jobs else None
         if answer[1] == b"malformed":
             raise _malformed(at_fault or job or "", what)
         raise StoreError(f"{self._target.shown}: {what}; remove it, and see who wrote it", job=at_fault)
 
     def _blame(self, error: StoreError, job: str | None) -> StoreError:
-        """In a cluster trouble with one node is that of its jobs, as long as others are well."""
-        if job is None or not error.transient or not self._cluster or "The cluster is down" in str(error):
+        """In a cluster trouble with one node is that of its jobs, as long as others are well. It may be over without
+        anybody's help, whatever it is: the hash slot may move to a node that is well.
+        """
+        if job is None or error.job is not None or not self._cluster or not self._route.partly_well():
             return error
-        return StoreError(str(error), transient=True, job=job) if self._route.partly_well() else error
+        return StoreError(str(error), transient=True, job=job, unreplicated=error.unreplicated)
+
+    def _too_few(self, what: str, shortage: str, job: str | None = None) -> StoreError:
+        message = f"{self._target.shown}: {what}, but {shortage}"
+        return self._blame(StoreError(message, transient=True, unreplicated=True), job)
+
+    def _place(self, job: str | None) -> str | None:
+        """Where too few replicas are everybody's trouble: on a server of its own, None. In a cluster each job's."""
+        return job if self._cluster else None
+
+    def _probing(self, job: str | None) -> bool:
+        with self._lock:
+            return self._place(job) in self._short
 
     def _deadline(self, timeout: float) -> Deadline:
         from leaselib.stores._redis_net import Deadline
@@ -208,6 +233,7 @@ class RedisStore(Store):
 
     def _claim(self, request: ClaimRequest, timeout: float) -> ClaimAnswer:
         deadline, job = self._deadline(timeout), request.job
+        probing = self._probing(job)
         keys = [self._keys.runs(job), self._keys.slots(job)]
         if self._cluster:
             self._learn_epoch(deadline)
@@ -216,15 +242,18 @@ class RedisStore(Store):
         arguments = (
             job, request.slot_ms, request.token, request.runner, request.lease_ms, request.max_attempts,
             request.overlap, request.max_late_ms, request.keep_ms, request.history_size, request.reason,
-            "" if request.takeover_of is None else request.takeover_of, _random.SYSTEM.token(),
+            "" if request.takeover_of is None else request.takeover_of, _random.SYSTEM.token(), int(probing),
         )  # fmt: skip
-        answer, shortage = self._call("claim", keys, arguments, deadline, job=job, wait_if=lambda how: how == b"won")
+        answer, shortage = self._call(
+            "claim", keys, arguments, deadline, job=job, wait_if=lambda how: probing or how == b"won"
+        )
         result = self._claim_answer(request, answer)
-        if result.outcome == "won":
-            if shortage:
-                self._give_back(request, shortage, deadline)
-            if self._cluster:
-                self._register(job, deadline)
+        if shortage and result.outcome == "won":
+            self._give_back(request, shortage, deadline)
+        if shortage:
+            raise self._too_few(f"a claim of {job!r} was refused ({result.outcome})", shortage, job)
+        if self._cluster and result.outcome == "won":
+            self._register(job, deadline)
         return result
 
     def _claim_answer(self, request: ClaimRequest, answer: list[Any]) -> ClaimAnswer:
@@ -238,18 +267,18 @@ class RedisStore(Store):
             outcome=known,
             token=request.token,
             now_ms=int(now),
-            epoch=self._heard_epoch(request.job, epoch.decode()),
+            epoch=self._known_epoch() if self._cluster else epoch.decode(),
             record=kept,
             wait_ms=int(wait),
             interrupted=tuple(int(slot) for slot in interrupted),
+            job_epoch=epoch.decode() if self._cluster and epoch else None,  # one that never started has none
         )
 
     def _give_back(self, request: ClaimRequest, shortage: str, deadline: Deadline) -> None:
         """A win that too few replicas have isn't acted on: it is released, and may be claimed again later."""
         keys, arguments = [self._keys.runs(request.job)], (request.slot_ms, request.token, 0, "")
         self._call("release", keys, arguments, deadline, job=request.job, urgent=True)
-        message = f"{self._target.shown}: the claim of {request.job!r} was won, but {shortage}; it was released"
-        raise self._blame(StoreError(message, transient=True), request.job)
+        raise self._too_few(f"the claim of {request.job!r} was won and released again", shortage, request.job)
 
     def _heartbeat(
         self, job: str, slot_ms: int, token: str, lease_ms: int, checkpoint: str | None, timeout: float
@@ -274,8 +303,7 @@ class RedisStore(Store):
             "finish", [self._keys.runs(job)], arguments, self._deadline(timeout), job=job, urgent=True, wait_if=bool
         )
         if shortage:
-            message = f"{self._target.shown}: the end of a run of {job!r} was recorded, but {shortage}"
-            raise self._blame(StoreError(message, transient=True), job)
+            raise self._too_few(f"the end of a run of {job!r} was recorded", shortage, job)
         return bool(answer[0])
 
     def _release(self, job: str, slot_ms: int, token: str, checkpoint: str | None, timeout: float) -> bool:
@@ -324,16 +352,24 @@ class RedisStore(Store):
         return self._ping(self._deadline(timeout))
 
     def _ping(self, deadline: Deadline) -> Pong:
-        with self._lock:
-            known = self._epoch
+        known, probing = self._known_epoch(), self._probing(None)
+        arguments = (_random.SYSTEM.token(), int(probing))
         try:
             share = deadline.share(2) if known else deadline
-            (now, raw), _ = self._call("ping", [self._keys.epoch], (_random.SYSTEM.token(),), share)
+            (now, raw), shortage = self._call(
+                "ping", [self._keys.epoch], arguments, share, wait_if=lambda _now: probing
+            )
         except StoreError as error:
-            if not (known and error.transient):
+            if not known or error.__cause__ is None:  # the node answered: what it holds is no epoch
                 raise
             return self._ping_any(known, deadline, error)
-        return Pong(from_ms(int(now)), self._heard_epoch(None, raw.decode()))
+        if shortage:
+            raise self._too_few("a ping was answered", shortage)
+        epoch = check_epoch(raw.decode())
+        if self._cluster:
+            with self._lock:
+                self._epoch = epoch
+        return Pong(from_ms(int(now)), epoch)
 
     def _ping_any(self, epoch: str, deadline: Deadline, failure: StoreError) -> Pong:
         """Cluster mode: the time of any node that has it, while the one with the epoch is in trouble."""
@@ -354,40 +390,23 @@ class RedisStore(Store):
             raise _malformed(job, f"the record of slot {slot_ms}: {error}") from error
         return record
 
-    # ---- epochs --------------------------------------------------------------------------------------------------
+    # ---- what a job's own node doesn't know in a cluster ---------------------------------------------------------
 
-    def _heard_epoch(self, job: str | None, epoch: str) -> str:
-        """What to report as the store's epoch, having met this one: the job's, or the namespace's if that is None.
-
-        On a server of its own: the namespace's. In a cluster each node can lose its data alone, so each job has an
-        epoch of its own too, and a job's that changed counts as a new epoch of the store: the newest met is reported.
-        """
-        if not self._cluster:
-            return epoch  # the answer that it goes into looks at it
-        if epoch:
-            check_epoch(epoch)
+    def _known_epoch(self) -> str:
+        """Cluster mode: the namespace's epoch as it was last met, empty if it never was."""
         with self._lock:
-            new = True
-            if job is not None:  # its own epoch says nothing by itself, only that it isn't what it was
-                new = bool(epoch) and self._job_epochs.get(job, epoch) != epoch
-                if epoch:  # a job that never started has none
-                    self._job_epochs[job] = epoch
-            if new and (not self._epoch or epoch_ms(epoch) > epoch_ms(self._epoch)):
-                self._epoch = epoch
-                self._registered.clear()  # the set of jobs may be gone as well
             return self._epoch
 
     def _learn_epoch(self, deadline: Deadline) -> None:
         """Cluster mode: a claim's own node may not know the namespace's epoch. Asked for once in a process's life."""
-        with self._lock:
-            known = self._epoch
-        if not known:
+        if not self._known_epoch():
             self._ping(deadline)
 
     def _register(self, job: str, deadline: Deadline) -> None:
-        """Cluster mode: adds the job to the set of jobs, after its first win in this process."""
+        """Cluster mode: adds the job to the set of jobs, after a win."""
+        now_ns = _clock.SYSTEM.boot_ns()
         with self._lock:
-            if job in self._registered or _clock.SYSTEM.boot_ns() < self._register_at_ns:
+            if now_ns < max(self._registered.get(job, 0), self._register_at_ns):
                 return
         try:
             self._call("register", [self._keys.jobs], (job,), deadline.share(4))
@@ -397,7 +416,7 @@ class RedisStore(Store):
                 self._register_at_ns = _clock.SYSTEM.boot_ns() + int(REGISTER_PAUSE_S * 1e9)
             return
         with self._lock:
-            self._registered.add(job)
+            self._registered[job] = now_ns + int(REGISTER_AGAIN_S * 1e9)
 
 
 class _Wait:

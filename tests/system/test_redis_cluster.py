@@ -123,31 +123,58 @@ def test_a_win_stands_if_the_set_of_jobs_is_out_of_reach(
     assert store.jobs() == [job]
 
 
-def test_a_node_that_lost_its_data_is_a_new_epoch(cluster: RedisCluster, store: RedisStore) -> None:
-    """Seen at the first claim of a job that this process knew; the epoch reported is newer than the lost slots."""
+def test_a_node_that_lost_its_data_is_a_new_epoch_of_its_own_jobs_alone(
+    cluster: RedisCluster, store: RedisStore
+) -> None:
+    """Newer than the lost slots. A job that never started has none of its own, and tells the namespace's."""
     slot = due(store)
     epoch = store.ping().epoch
     home = cluster.owner(KEYS.epoch)
     lossy = next(node for node in cluster.nodes if node is not home)
     safe_job, lost_job = job_on(cluster, home), job_on(cluster, lossy)
-    assert claim(store, slot, safe_job).epoch == claim(store, slot, lost_job).epoch == epoch
+    unborn = claim(store, slot + timedelta(minutes=1), "unborn")
+    assert (unborn.outcome, unborn.epoch, unborn.job_epoch) == ("early", epoch, None)
+    safe, lost = claim(store, slot, safe_job), claim(store, slot, lost_job)
+    assert len({epoch, safe.job_epoch, lost.job_epoch, None}) == 4
     lossy.client().flushall()
-    assert claim(store, slot, safe_job).epoch == epoch
+    assert claim(store, slot, safe_job).job_epoch == safe.job_epoch
     assert claim(store, slot, lost_job, takeover_of=1).outcome == "gone"
-    answer = claim(store, slot + timedelta(milliseconds=1), lost_job)
-    assert answer.outcome == "won"
-    assert answer.epoch != epoch
-    assert epoch_ms(answer.epoch) > to_ms(slot)
-    assert store.ping().epoch == claim(store, slot, safe_job).epoch == answer.epoch, "one epoch, until the next loss"
+    again = claim(store, slot + timedelta(milliseconds=1), lost_job)
+    assert again.outcome == "won"
+    assert again.job_epoch is not None
+    assert epoch_ms(again.job_epoch) > to_ms(slot)
+    assert claim(store, slot, safe_job).job_epoch == safe.job_epoch
+    assert store.ping().epoch == again.epoch == safe.epoch == epoch
     home.client().flushall()
-    assert epoch_ms(store.ping().epoch) > epoch_ms(answer.epoch)
+    assert epoch_ms(store.ping().epoch) > epoch_ms(epoch)
+    assert claim(store, slot, lost_job).job_epoch == again.job_epoch
 
 
-def test_a_fresh_process_and_an_old_one_agree_on_the_epoch(cluster: RedisCluster, store: RedisStore) -> None:
-    """Whichever operation comes first."""
+def test_all_processes_agree_on_the_epochs(cluster: RedisCluster, store: RedisStore) -> None:
+    """Of the namespace and of each job, whichever operation comes first."""
     slot = due(store)
-    epochs = {claim(RedisStore(cluster.url()), slot, f"job-{n}").epoch for n in range(5)}
-    assert epochs == {store.ping().epoch} == {RedisStore(cluster.url()).ping().epoch}
+    for job in ("job-1", "job-2"):
+        told = [claim(RedisStore(cluster.url()), slot, job) for _ in range(3)]
+        assert len({answer.job_epoch for answer in told}) == 1
+    later = slot + timedelta(minutes=1)
+    early = {claim(RedisStore(cluster.url()), later, f"new-{n}").epoch for n in range(5)}
+    assert early == {store.ping().epoch} == {RedisStore(cluster.url()).ping().epoch}
+
+
+def test_a_job_is_added_to_the_set_of_jobs_again_after_that_was_lost(
+    cluster: RedisCluster, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node may have lost its data, which no other node can know."""
+    monkeypatch.setattr(_redis, "REGISTER_AGAIN_S", 0.0)
+    slot = due(store)
+    jobs = [job_on(cluster, node) for node in cluster.nodes]
+    for job in jobs:
+        assert store.finish(job, slot, win(store, slot, job).token, "success")
+    cluster.owner(KEYS.jobs).client().delete(KEYS.jobs)
+    assert store.jobs() == []
+    for job in jobs:
+        win(store, slot + timedelta(milliseconds=1), job)
+    assert store.jobs() == sorted(jobs)
 
 
 def move_slot(

@@ -58,9 +58,8 @@ def test_a_dead_node_stops_its_own_jobs_alone(cluster: RedisCluster, epochs: boo
             facts.wait(lambda events: all(of_job(events[before:], job, "success") >= 4 for job in safe))
             assert of_store(facts.events) == []
             assert all(of_job(facts.events, job, "store_error") == 0 for job in safe)
-            for job in safe:  # no slot between the first and the last is missing
-                slots = sorted(event.slot for event in facts.events if event.job == job and event.name == "start")
-                assert all((later - earlier).total_seconds() == 1 for earlier, later in itertools.pairwise(slots))
+            for job in safe:
+                assert_no_slot_is_missing(facts.events, job)
             (victim.thaw if frozen else victim.start)()
             before = len(facts.events)
             facts.wait(lambda events: all(of_job(events[before:], job, "success") >= 3 for job in jobs.values()))
@@ -69,6 +68,85 @@ def test_a_dead_node_stops_its_own_jobs_alone(cluster: RedisCluster, epochs: boo
             assert_each_slot_started_once(Facts([event for event in facts.events if event.job == job]))
     finally:
         restore(cluster, victim)
+
+
+@pytest.mark.parametrize("what", ["a job's keys", "a node's data"])
+def test_lost_data_are_a_new_epoch_of_the_jobs_that_lost_them_alone(cluster: RedisCluster, what: str) -> None:
+    """Each of those has one `store_error` (reset) on each instance, and the others miss no slot."""
+    jobs = {node.port: job_on(cluster, node) for node in cluster.nodes}
+    victim = next(node for node in cluster.nodes if node is not cluster.owner(KEYS.epoch))
+    lost, safe = jobs[victim.port], [job for port, job in jobs.items() if port != victim.port]
+    with instances(cluster.url(), *jobs.values()) as facts:
+        facts.wait(lambda events: all(of_job(events, job, "success") >= 2 for job in jobs.values()))
+        if what == "a job's keys":
+            victim.client().delete(KEYS.runs(lost), KEYS.slots(lost))
+        else:
+            victim.client().flushall()
+        facts.wait(lambda events: of_job(events, lost, "store_error") >= 2)
+        before = len(facts.events)
+        facts.wait(lambda events: all(of_job(events[before:], job, "success") >= 3 for job in jobs.values()))
+    assert of_store(facts.events) == []
+    told = [(event.job, event.reason) for event in facts.events if event.name == "store_error"]
+    assert told == [(lost, "reset")] * 2
+    assert all(of_job(facts.events, job, "skip") == 0 for job in safe)
+    for job in safe:
+        assert_no_slot_is_missing(facts.events, job)
+    assert facts.count("failed") == 0
+    restore(cluster, victim)
+
+
+@pytest.mark.parametrize("refusal", ["the password", "a right", "the cluster is down"])
+def test_a_node_that_refuses_stops_its_own_jobs_alone(cluster: RedisCluster, refusal: str) -> None:
+    """Its users were changed, or it has lost the rest of the cluster: one `store_error` of each of its jobs, and one
+    `store_ok` when it lets us in again. The others miss no slot.
+    """
+    jobs = {node.port: job_on(cluster, node) for node in cluster.nodes}
+    victim = next(node for node in cluster.nodes if node is not cluster.owner(KEYS.epoch))
+    lost, safe = jobs[victim.port], [job for port, job in jobs.items() if port != victim.port]
+    unused = cluster.slot(next(key for key in map(str, itertools.count()) if cluster.owner(key) is victim))
+    admin = victim.client()  # knows the server since before
+    admin.ping()
+    with instances(cluster.url(), *jobs.values()) as facts:
+        facts.wait(lambda events: all(of_job(events, job, "success") >= 2 for job in jobs.values()))
+        if refusal == "the password":
+            admin.execute_command("ACL", "SETUSER", "root", "on", "nopass", "allcommands", "allkeys")
+            admin.execute_command("AUTH", "root", "any")
+            admin.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret")
+            admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        elif refusal == "a right":
+            admin.execute_command("ACL", "SETUSER", "root", "on", "nopass", "allcommands", "allkeys")
+            admin.execute_command("AUTH", "root", "any")
+            admin.execute_command("ACL", "SETUSER", "default", "-hset")
+        else:
+            admin.config_set("cluster-require-full-coverage", "yes")
+            admin.execute_command("CLUSTER", "DELSLOTS", unused)
+        facts.wait(lambda events: of_job(events, lost, "store_error") >= 2)
+        before = len(facts.events)
+        facts.wait(lambda events: all(of_job(events[before:], job, "success") >= 4 for job in safe))
+        assert of_store(facts.events) == []
+        assert of_job(facts.events, lost, "store_error") == 2
+        assert of_job(facts.events, lost, "store_ok") == 0
+        for job in safe:
+            assert of_job(facts.events, job, "store_error") == 0
+            assert_no_slot_is_missing(facts.events, job)
+        if refusal == "the cluster is down":
+            admin.execute_command("CLUSTER", "ADDSLOTS", unused)
+            admin.config_set("cluster-require-full-coverage", "no")
+        else:
+            admin.execute_command("ACL", "SETUSER", "default", "nopass", "allcommands")
+            admin.execute_command("ACL", "DELUSER", "root")
+        before = len(facts.events)
+        facts.wait(lambda events: all(of_job(events[before:], job, "success") >= 3 for job in jobs.values()))
+    assert of_store(facts.events) == []
+    assert of_job(facts.events, lost, "store_ok") == 2
+    assert facts.count("failed") == facts.count("lost") == 0
+    restore(cluster, victim)
+
+
+def assert_no_slot_is_missing(events: list[Event], job: str) -> None:
+    """Between the first one that was started and the last."""
+    slots = sorted(event.slot for event in events if event.job == job and event.name == "start" and event.slot)
+    assert all((later - earlier).total_seconds() == 1 for earlier, later in itertools.pairwise(slots))
 
 
 def restore(cluster: RedisCluster, victim: RedisServer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from fix_servers_redis import RedisCluster, RedisServer, wait_until
+from fix_servers_redis import LABELS, RedisCluster, RedisServer, program, wait_until
 from redis import exceptions
 from redis.crc import key_slot
 
@@ -51,7 +51,15 @@ def test_each_transient_code_is_found_in_each_wording(word: str, form: str) -> N
         (ConnectionResetError(104, "reset"), True, "failed"),
         (socket.gaierror(-2, "Name or service not known"), True, "failed"),
         (exceptions.BusyLoadingError("Redis is loading the dataset in memory"), True, "loading"),
-        (exceptions.InvalidResponse("Protocol error"), True, "failed"),
+        (exceptions.InvalidResponse("Protocol Error: b'HTTP'"), True, "can't be understood .*look whether a Redis"),
+        (redis.ResponseError("Protocol error: expected '$', got 'x'"), True, "can't understand a request"),
+        (redis.ResponseError("ERR Protocol error: invalid multibulk length"), True, "can't understand a request"),
+        (
+            redis.ResponseError("DENIED Redis is running in protected mode as"),
+            False,
+            "give its default user a password",
+        ),
+        (redis.ResponseError("DENIED Running in protected mode because"), False, "give its default user a password"),
         (exceptions.ReadOnlyError("You can't write against a read only replica."), True, "READONLY"),
         (exceptions.OutOfMemoryError("command not allowed"), True, "OOM"),
         (exceptions.MasterDownError("Link with MASTER is down"), True, "MASTERDOWN"),
@@ -59,7 +67,7 @@ def test_each_transient_code_is_found_in_each_wording(word: str, form: str) -> N
         (exceptions.TryAgainError("Multiple keys request during rehashing of slot"), True, "TRYAGAIN"),
         (exceptions.AuthenticationError("invalid username-password pair"), False, "refused the user or the password"),
         (exceptions.AuthorizationError("no"), False, "refused the user or the password"),
-        (redis.ResponseError("NOAUTH Authentication required."), False, "asks for a user and a password"),
+        (redis.ResponseError("WRONGPASS invalid username-password pair"), False, "refused the user or the password"),
         (
             exceptions.NoPermissionError("this user has no permissions to run the 'evalsha' command"),
             False,
@@ -84,6 +92,58 @@ def test_each_error_is_worth_a_retry_or_not(error: Exception, transient: bool, s
     assert re.search(says, str(found))
 
 
+@pytest.mark.parametrize("shown", [SHOWN, "redis+cluster://h:1", "redis+sentinel://h:1/jobs"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.ResponseError("NOAUTH Authentication required."),
+        exceptions.AuthenticationError("Authentication required."),  # as the driver cuts it
+        exceptions.AuthenticationError("HELLO must be called with the client already authenticated, otherwise"),
+        redis.ResponseError("ERR Protocol error: unauthenticated multibulk length"),
+        redis.ResponseError("Protocol error: unauthenticated multibulk length"),
+        redis.ResponseError("Protocol error: unauthenticated bulk length"),
+        redis.ResponseError(OLD_WRAP.format("NOAUTH")),
+        redis.ConnectionError("none of the 2 nodes gave an answer; the last said: NOAUTH Authentication required."),
+    ],
+)
+def test_each_way_to_ask_for_a_password_is_the_same_error(error: Exception, shown: str) -> None:
+    """Short requests of clients that the server doesn't know get other answers than long ones."""
+    found = to_store_error(error, shown, "job")
+    assert (found.transient, found.job) == (False, None)
+    assert f"{shown} asks for a user and a password" in str(found)
+    assert ("sentinel_password" in str(found)) == ("sentinel" in shown)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("label", LABELS)
+def test_a_server_that_starts_to_ask_for_a_password_is_understood_whatever_was_sent(label: str) -> None:
+    """Each operation, each size of request: in many cases the server hangs up before it has read all of it."""
+    with RedisServer(program=program(label)) as server:
+        store = RedisStore(server.url())
+        slot = store.now().replace(microsecond=0)
+        store.claim("job", slot, "t", "runner")
+        server.client().config_set("requirepass", "s3cret")
+        calls: list[Callable[[], Any]] = [
+            store.ping,
+            store.jobs,
+            lambda: store.claim("other", slot, "t", "runner"),
+            lambda: store.heartbeat("job", slot, "t", 30),
+            lambda: store.heartbeat("job", slot, "t", 30, f'"{"x" * 60_000}"'),
+            lambda: store.finish("job", slot, "t", "failed", "é" * 4_000),
+            *(lambda count=n: store.unfinished([f"j{n}" for n in range(count)]) for n in (1, 9, 5_000, 50_000)),
+        ]
+        for _ in range(5):
+            for call in calls:
+                store.close()  # a connection of those that were let in before would still serve
+                with pytest.raises(StoreError, match="asks for a user and a password") as caught:
+                    call()
+                assert not caught.value.transient
+                assert "s3cret" not in str(caught.value)
+        known = RedisStore(f"redis://:s3cret@127.0.0.1:{server.port}")
+        assert known.heartbeat("job", slot, "t", 30)
+        known.close()
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -93,9 +153,18 @@ def test_each_error_is_worth_a_retry_or_not(error: Exception, transient: bool, s
     ],
 )
 def test_another_type_of_value_is_the_jobs_own_trouble(message: str) -> None:
-    """Permanent, and it names the job."""
-    found = to_store_error(redis.ResponseError(message), SHOWN, "job")
-    assert (found.transient, found.job) == (False, "job")
+    """Permanent, and it names the job, and the keys that it can be."""
+    for keys, says in (
+        (["a:runs"], "the key a:runs of the job 'job' holds another type of value"),
+        (["a:runs", "a:slots"], "one of the keys a:runs, a:slots of the job 'job' holds another type of value"),
+    ):
+        found = to_store_error(redis.ResponseError(message), SHOWN, "job", keys)
+        assert (found.transient, found.job) == (False, "job")
+        assert str(found).startswith(says)
+        assert "TYPE must say hash for :runs and zset for :slots; remove what is neither with DEL" in str(found)
+    found = to_store_error(redis.ResponseError(message), SHOWN, None, ["a:jobs"])
+    assert (found.transient, found.job) == (False, None)
+    assert str(found).startswith("the key a:jobs holds another type of value")
 
 
 def test_a_message_of_the_server_is_one_short_line() -> None:
@@ -178,12 +247,55 @@ def test_a_cluster_that_passes_a_call_round_and_round_ends_it(monkeypatch: pytes
         store.ping()
     assert caught.value.transient
     assert len(hops) == 5
-    for rubbish in ([[0, 16383]], [[0, 16383, []]], [5], b"OK", [["a", "b", [b"h", 1]]], [[0, 16383, [b"h", b"port"]]]):
+    for rubbish in (
+        [[0, 16383]], [[0, 16383, []]], [5], b"OK", [["a", "b", [b"h", 1]]], [[0, 16383, [b"h", b"port"]]], 7, None,
+        *([[0, 16383, [host, 1]]] for host in (b"\xff", b"a b", b"a..b", b"x" * 64, b"h\r\n", 5, [], ValueError())),
+        *([[0, 16383, [b"h", port]]] for port in (0, -1, 65536, 10**30, None, b"", redis.ResponseError("no"))),
+    ):  # fmt: skip
         other = RedisStore("redis+cluster://127.0.0.1:7000")
         monkeypatch.setattr(other._route._nodes, "exchange", lambda *a, r=rubbish, **o: [r])  # type: ignore[attr-defined]
-        with pytest.raises(StoreError, match="none of the 1 nodes") as caught:
+        with pytest.raises(StoreError, match=r"can't be understood .*none of the 1 nodes") as caught:
             other.ping()
         assert caught.value.transient
+
+
+def test_what_a_sentinel_says_can_be_rubbish_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that is none; and the connection that it came on is closed."""
+    store = RedisStore("redis+sentinel://127.0.0.1:26379/jobs")
+    dropped: list[Any] = []
+    route: Any = store._route
+    monkeypatch.setattr(route._sentinels, "drop", dropped.append)
+    for number, rubbish in enumerate(
+        ([], [b"h"], [b"h", b"1", b"2"], b"OK", 7, [b"h", b"port"], [b"h", b"0"], [b"h", b"70000"], [b"\xff", b"1"],
+         [b"a b", b"1"], [None, None], [[], []], [b"h", b"9" * 5_000]), 1,
+    ):  # fmt: skip
+        monkeypatch.setattr(route._sentinels, "exchange", lambda *a, r=rubbish, **o: [r])
+        with pytest.raises(StoreError, match=r"can't be understood .*none of the 1 sentinels") as caught:
+            store.ping()
+        assert caught.value.transient
+        assert len(dropped) == number
+
+
+@pytest.mark.parametrize(
+    "said", ["MOVED", "MOVED 1", "MOVED 1 h", "MOVED 1 h:port", "MOVED 1 h:70000", "MOVED 1 a..b:1", "ASK x"]
+)
+def test_a_redirection_that_can_not_be_read_is_no_answer(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the connection that it came on is closed."""
+    store = RedisStore("redis+cluster://127.0.0.1:7000")
+    route: Any = store._route
+    dropped: list[Any] = []
+
+    def answer(address: Any, commands: Any, deadline: Any, **options: Any) -> list[Any]:
+        if commands[0][0] == "CLUSTER":
+            return [[[0, 16383, [b"127.0.0.1", 7000, b"id"]]]]
+        return [redis.ResponseError(said)]
+
+    monkeypatch.setattr(route._nodes, "exchange", answer)
+    monkeypatch.setattr(route._nodes, "drop", dropped.append)
+    with pytest.raises(StoreError, match="redirection can't be read") as caught:
+        store.ping()
+    assert caught.value.transient
+    assert dropped == [("127.0.0.1", 7000)]
 
 
 @pytest.mark.parametrize(

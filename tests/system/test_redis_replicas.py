@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -108,11 +109,11 @@ def test_without_a_replica_no_win_is_acted_on(primary: RedisServer) -> None:
     run = waiting.get("job", slot)
     assert run is not None
     assert (run.released, run.handovers) == (True, 1)
-    assert claim(waiting, slot, token="mine").outcome == "running", "sent again after its release"
+    other = RedisStore(primary.url())
+    assert claim(other, slot, token="mine").outcome == "running", "sent again after its release"
     for attempt in (1, 2, 3):
         with pytest.raises(StoreError, match="0 instead of 1 replicas"):
             claim(waiting, slot, takeover_of=attempt, max_attempts=1)
-    other = RedisStore(primary.url())
     assert win(other, slot, takeover_of=4, max_attempts=1).attempt == 5, "no attempt was used up"
     waiting.close()
     other.close()
@@ -164,6 +165,50 @@ def test_a_cut_off_replica_stops_wins_and_finishes_until_it_is_back(primary: Red
     wait_until(finished, "the replica to catch up")
     assert win(waiting, slot, "later").attempt == 1
     waiting.close()
+
+
+def test_once_replicas_were_too_few_pings_and_refused_claims_wait_as_well_until_they_are_back(
+    primary: RedisServer, link: Link
+) -> None:
+    """What is answered then tells that the trouble is over. Not by an old connection that has nothing to wait for."""
+    plain, waiting = RedisStore(primary.url()), RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.15)
+    slot = due(waiting)
+    run = win(plain, slot)
+    asked: list[Callable[[], object]] = [
+        waiting.ping,
+        lambda: claim(waiting, slot).outcome,
+        lambda: claim(waiting, slot + timedelta(milliseconds=1)).outcome,
+        lambda: claim(waiting, slot, "unheard of", takeover_of=1).outcome,
+    ]
+
+    def answers() -> bool:
+        with contextlib.suppress(StoreError):
+            return all(ask() for ask in asked)
+        return False
+
+    assert answers()
+    link.cut()
+    assert answers(), "nobody knows yet"
+    ended = win(plain, slot, "ended")
+    with pytest.raises(StoreError, match="0 instead of 1 replicas"):
+        waiting.finish("ended", slot, ended.token, "success")
+    for ask in asked * 2:
+        with pytest.raises(StoreError, match="0 instead of 1 replicas") as caught:
+            ask()
+        assert (caught.value.transient, caught.value.unreplicated) == (True, True)
+    assert waiting.heartbeat("job", slot, run.token, 30)
+    assert waiting.runs("job")
+    assert waiting.unfinished(["job"])
+    assert RedisStore(waiting_url(primary)).ping(), "another process, such as `leaselib status`"
+    link.mend()
+    wait_until(answers, "the replica to catch up")
+    plain.close()
+    waiting.close()
+
+
+def waiting_url(primary: RedisServer) -> str:
+    """The store's URL for those who wait for a replica."""
+    return f"{primary.url()}?wait_replicas=1&wait_timeout=0.15"
 
 
 def test_a_finish_sent_again_on_a_fresh_connection_waits_as_well(primary: RedisServer, link: Link) -> None:

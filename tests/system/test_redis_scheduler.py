@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from fix_proxy import Proxy
-from fix_servers_redis import LABELS, RedisServer, knows_replica, program, replica_of, sentinel
+from fix_servers_redis import LABELS, RedisServer, knows_replica, program, replica_of, sentinel, wait_until
 from test_redis_replicas import Link
 
 from leaselib import Aborted, Event, RunContext, Scheduler
 from leaselib._model import to_ms
+from leaselib.events import EVENT_NAMES
 from leaselib.schedules import Schedule
 from leaselib.stores._redis import RedisStore
 from leaselib.stores._redis_codec import Keys
@@ -123,6 +125,59 @@ def test_with_its_replica_cut_off_nothing_starts_and_jobs_go_on_when_it_is_back(
         link.mend()
         facts.wait(lambda events: facts.count("success") >= started + 3)
     assert_each_slot_started_once(facts)
+
+
+def test_too_few_replicas_are_one_trouble_for_each_instance_and_runs_that_go_on_end_when_they_are_back(
+    primary: RedisServer, link: Link
+) -> None:
+    """Heartbeats get through all the while, and end nothing. A run that ends meanwhile is recorded, and told when a
+    replica has it.
+    """
+    facts, may_end = Facts(), threading.Event()
+    schedulers = [
+        Scheduler(primary.url() + "?wait_replicas=1&wait_timeout=0.2", lease=3, heartbeat=0.3, jitter=0.1)
+        for _ in range(2)
+    ]
+    for scheduler in schedulers:
+        for name in EVENT_NAMES:
+            scheduler.on(name, facts.note)
+        scheduler.every(seconds=1, name="tick")(lambda ctx: None)
+        scheduler.every(hours=1, name="long")(lambda ctx: may_end.wait(30) and None)
+        scheduler.start()
+    facts.wait(lambda events: facts.count("success") >= 2)
+    assert schedulers[0].run_now("long") == "won"
+    facts.wait(lambda events: any(event.name == "start" and event.job == "long" for event in events))
+    plain = RedisStore(primary.url())
+    link.cut()
+    facts.wait(lambda events: facts.count("store_error") >= 2)
+    seen, (run,) = len(facts.events), plain.unfinished(["long"])
+    for _ in range(5):  # heartbeats
+        before_ms = to_ms(run.lease_end)
+        wait_until(lambda known=before_ms: to_ms(plain.unfinished(["long"])[0].lease_end) > known, "a heartbeat")
+        (run,) = plain.unfinished(["long"])
+    may_end.set()
+    wait_until(lambda: not plain.unfinished(["long"]), "the end to be recorded")
+    waits = waited(primary)
+    wait_until(lambda: waited(primary) > waits + 5, "more tries")
+    assert facts.events[seen:] == []
+    assert not any(scheduler.health().store_reachable for scheduler in schedulers)
+    link.mend()
+    facts.wait(lambda events: any(event.name == "success" and event.job == "long" for event in events))
+    facts.wait(lambda events: facts.count("store_ok") >= 2)
+    before = facts.count("success")
+    facts.wait(lambda events: facts.count("success") >= before + 3)
+    for scheduler in schedulers:
+        scheduler.stop()
+    assert facts.count("store_error") == facts.count("store_ok") == 2
+    assert facts.count("lost") == facts.count("failed") == 0
+    assert_each_slot_started_once(Facts([event for event in facts.events if event.job == "tick"]))
+    plain.close()
+
+
+def waited(server: RedisServer) -> int:
+    """How often somebody has waited for replicas."""
+    stats: dict[str, Any] = server.client().info("commandstats")
+    return int(stats["cmdstat_wait"]["calls"])
 
 
 @pytest.fixture

@@ -357,7 +357,7 @@ class Instance:
                 try:
                     result = execute()
                 except StoreError as error:
-                    failure = failure or Failure(str(error), not error.transient, error.job)
+                    failure = failure or Failure(str(error), not error.transient, error.job, error.unreplicated)
             report = (lambda: answered(result)) if failure is None else (lambda: failed(failure))
             world.at(world.now_ms + fate.back_ms, self, report)
 
@@ -533,7 +533,10 @@ class Instance:
 
         def answered(accepted: bool) -> None:
             self.decide(
-                lambda now_ms: attempt.word_answered(accepted, now_ms) + self.planner.attempt_answered(attempt, now_ms)
+                lambda now_ms: (
+                    attempt.word_answered(accepted, now_ms)
+                    + self.planner.attempt_answered(attempt, now_ms, sure=accepted and word != "release")
+                )
             )
             self._last_word(attempt)
 

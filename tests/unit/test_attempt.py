@@ -400,6 +400,19 @@ def test_a_handler_that_ends_after_stop_gave_it_up_still_sends_its_word_once():
     assert run.next_word(SENT_MS + 90_001).do == "done"
 
 
+def test_a_heartbeat_that_is_refused_after_the_handlers_end_is_the_last_one():
+    """The last word may have been carried out, and only its answer be missing: there is nothing to renew then."""
+    run = running()
+    run.handler_ended(None, None, SENT_MS + 4_000)
+    run.word_failed(SENT_MS + 4_100)
+    assert run.next_beat(SENT_MS + HEARTBEAT_MS).do == "send", "it is kept until the word is accepted"
+    run.beat_sent()
+    assert run.beat_answered(False, SENT_MS + HEARTBEAT_MS, SENT_MS + HEARTBEAT_MS + 1) == []
+    assert run.next_beat(SENT_MS + 2 * HEARTBEAT_MS).do == "done"
+    assert run.next_word(SENT_MS + HEARTBEAT_MS).do == "send"
+    assert told(run.word_answered(True, SENT_MS + HEARTBEAT_MS + 10)) == [("success", None)]
+
+
 # ---- checkpoints ------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import SeededChance
 
-from leaselib._link import STALE_MS, JobTroubles, Link, Loads, StoreClock, StoreHealth
+from leaselib._link import STALE_MS, Epochs, JobTroubles, Kind, Link, Loads, StoreClock, StoreHealth
 
 # ---- the clock --------------------------------------------------------------------------------------------------
 
@@ -70,32 +70,32 @@ def health(share: float = 1.0) -> StoreHealth:
 
 def test_trouble_begins_once_and_is_tried_again_with_growing_delays():
     state, now_ms, delays = health(), 0, []
-    assert state.failed(now_ms, "away", permanent=False, kind="ping") is True
+    assert state.failed(now_ms, "away", permanent=False, trouble="ping") is True
     for _ in range(7):
         delays.append(state.retry_boot_ms - now_ms)
         now_ms = state.retry_boot_ms
         state.trying()
-        assert state.failed(now_ms, "away", permanent=False, kind="ping") is False
+        assert state.failed(now_ms, "away", permanent=False, trouble="ping") is False
     assert delays == [100, 200, 400, 800, 1_600, 2_000, 2_000]
     assert (state.since_boot_ms, state.error) == (0, "away")
 
 
 def test_failures_before_the_planned_try_change_nothing_about_it():
     state = health()
-    state.failed(0, "away", permanent=False, kind="ping")
-    assert state.failed(50, "away", permanent=False, kind="write") is False
+    state.failed(0, "away", permanent=False, trouble="ping")
+    assert state.failed(50, "away", permanent=False, trouble="write") is False
     assert state.retry_boot_ms == 100
 
 
 def test_delays_are_jittered():
     state = health(0.0)
-    state.failed(0, "away", permanent=False, kind="ping")
+    state.failed(0, "away", permanent=False, trouble="ping")
     assert state.retry_boot_ms == 50
 
 
 def test_a_permanent_failure_is_tried_again_after_half_a_minute():
     state = health()
-    state.failed(0, "no table", permanent=True, kind="write")
+    state.failed(0, "no table", permanent=True, trouble="write")
     assert state.retry_boot_ms == 30_000
 
 
@@ -111,32 +111,45 @@ def test_a_permanent_failure_is_tried_again_after_half_a_minute():
         ("write", "ping", "trial"),
         ("write", "load", "trial"),
         ("write", "write", "up"),
+        ("write", "sure", "up"),
+        ("replicas", "ping", "up"),
+        ("replicas", "sure", "up"),
     ],
 )
 def test_trouble_ends_with_an_answer_of_the_kind_that_failed_or_one_that_asks_for_more(
     failed: str, answered: str, state_after: str
 ):
     state = health()
-    state.failed(0, "away", permanent=False, kind=failed)
+    state.failed(0, "away", permanent=False, trouble=failed)
     assert state.answered(answered) is (state_after == "up")
     assert state.state == state_after
     assert (state.since_boot_ms is None) is (state_after == "up")
     assert state.retry_boot_ms is None
 
 
+@pytest.mark.parametrize("answered", ["load", "write"])
+def test_what_waits_for_no_replica_says_nothing_of_too_few_and_shortens_no_wait(answered: Kind):
+    """Heartbeats go through all the time; so do they after the server itself was away."""
+    state = health()
+    state.failed(0, "0 instead of 1 replicas", permanent=False, trouble="replicas")
+    state.failed(10, "away", permanent=False, trouble="ping")
+    assert state.answered(answered) is False
+    assert (state.state, state.retry_boot_ms) == ("down", 100)
+
+
 def test_a_failed_trial_goes_on_with_the_same_trouble():
     state = health()
-    state.failed(0, "full", permanent=False, kind="write")
+    state.failed(0, "full", permanent=False, trouble="write")
     state.answered("ping")
-    assert state.failed(200, "full", permanent=False, kind="write") is False
+    assert state.failed(200, "full", permanent=False, trouble="write") is False
     assert (state.state, state.retry_boot_ms, state.since_boot_ms) == ("down", 400, 0)
 
 
 def test_the_next_trouble_knows_nothing_of_the_last():
     state = health()
-    state.failed(0, "full", permanent=False, kind="write")
+    state.failed(0, "full", permanent=False, trouble="write")
     state.answered("write")
-    assert state.failed(1_000, "away", permanent=False, kind="ping") is True
+    assert state.failed(1_000, "away", permanent=False, trouble="ping") is True
     assert state.retry_boot_ms == 1_100
     assert state.answered("ping") is True
 
@@ -151,7 +164,7 @@ def test_an_answer_without_trouble_ends_none():
 def link() -> Link:
     """A link that heard the store at boot time 0, when both clocks showed 0."""
     made = Link(SeededChance("s", 1.0))
-    made.heard(0, 0, 1_000_000, "900000-aa")
+    made.clock.add(0, 0, 1_000_000)
     made.ping_due(0, 5_000)
     return made
 
@@ -182,7 +195,7 @@ def test_without_news_a_ping_is_due_after_ten_minutes():
 
 def test_while_the_store_is_away_pings_come_when_planned_and_one_at_a_time():
     made = link()
-    made.health.failed(1_000, "away", permanent=False, kind="ping")
+    made.health.failed(1_000, "away", permanent=False, trouble="ping")
     assert made.due_boot_ms() == 1_100
     assert made.ping_due(1_099, 6_099) is False
     assert made.ping_due(1_100, 6_100) is True
@@ -191,56 +204,77 @@ def test_while_the_store_is_away_pings_come_when_planned_and_one_at_a_time():
 
 
 def test_another_epoch_is_told_once_and_older_slots_are_lost():
-    made = link()
-    assert made.lost_slot(5) is False
-    assert made.heard(10, 10, 1_000_010, "900000-aa") == (False, False)
-    assert made.heard(20, 20, 1_000_020, "950000-bb") == (False, True)
-    assert made.heard(30, 30, 1_000_030, "950000-bb") == (False, False)
-    assert (made.lost_slot(949_999), made.lost_slot(950_000)) == (True, False)
+    epochs = Epochs()
+    assert epochs.heard(None, "900000-aa", 1_000_000) is False
+    assert epochs.lost_slot("job", 5) is False
+    assert epochs.heard(None, "900000-aa", 1_000_010) is False
+    assert epochs.heard(None, "950000-bb", 1_000_020) is True
+    assert epochs.heard(None, "950000-bb", 1_000_030) is False
+    assert (epochs.lost_slot("job", 949_999), epochs.lost_slot("job", 950_000)) == (True, False)
+
+
+def test_an_epoch_of_ones_own_is_the_only_one_that_counts_for_a_job():
+    """Each is told by itself. A job that never had one of its own goes by the store's."""
+    epochs = Epochs()
+    for job in (None, "lost", "safe"):
+        assert epochs.heard(job, "900000-aa", 1_000_000) is False
+    assert epochs.heard("lost", "950000-bb", 1_000_010) is True
+    assert [epochs.lost_slot(job, 949_999) for job in ("lost", "safe", "unheard of")] == [True, False, False]
+    assert epochs.heard("safe", "900000-aa", 1_000_020) is False
+    assert epochs.heard(None, "960000-cc", 1_000_030) is True
+    assert [epochs.lost_slot(job, 955_000) for job in ("lost", "safe", "unheard of")] == [False, False, True]
 
 
 def test_an_epoch_that_lies_ahead_after_a_step_back_makes_no_slot_wait_for_it():
-    made = link()
-    made.heard(20, 20, 5_000_000, "5000000-bb")
-    made.heard(30, 30, 1_400_000, "5000000-bb")
-    assert (made.lost_slot(1_399_999), made.lost_slot(1_400_000)) == (True, False)
-
-
-def test_a_step_back_is_told_and_one_forward_is_not():
-    made = link()
-    assert made.heard(10, 10, 2_000_000, "900000-aa") == (False, False)
-    assert made.heard(20, 20, 1_000_000, "900000-aa") == (True, False)
+    epochs = Epochs()
+    epochs.heard(None, "900000-aa", 1_000_000)
+    epochs.heard(None, "5000000-bb", 5_000_000)
+    epochs.heard(None, "5000000-bb", 1_400_000)
+    assert (epochs.lost_slot("job", 1_399_999), epochs.lost_slot("job", 1_400_000)) == (True, False)
 
 
 def test_one_jobs_trouble_begins_once_and_is_over_when_all_that_failed_has_got_through():
     made = JobTroubles()
-    assert made.failed("a", None)
-    assert not made.failed("a", None)
-    assert made.failed("b", 7)
-    assert not made.failed("a", 7)
-    assert not made.answered("a", None)
-    assert not made.answered("a", 8)
-    assert made.answered("a", 7)
-    assert not made.answered("a", 7)
-    assert made.failed("a", 7), "the next trouble is told as well"
+    assert made.failed("a", None, unreplicated=False)
+    assert not made.failed("a", None, unreplicated=False)
+    assert made.failed("b", 7, unreplicated=False)
+    assert not made.failed("a", 7, unreplicated=False)
+    assert not made.answered("a", None, "write")
+    assert not made.answered("a", 8, "write")
+    assert made.answered("a", 7, "write")
+    assert not made.answered("a", 7, "write")
+    assert made.failed("a", 7, unreplicated=False), "the next trouble is told as well"
 
 
 def test_the_trouble_of_an_attempt_that_is_over_ends_with_the_jobs_next_claim():
     made = JobTroubles()
     made.attempt_over("a", 7)
-    assert not made.answered("a", None), "it was in no trouble"
-    assert made.failed("a", 7)
+    assert not made.answered("a", None, "write"), "it was in no trouble"
+    assert made.failed("a", 7, unreplicated=False)
     made.attempt_over("a", 7)
-    assert not made.failed("a", None)
-    assert made.answered("a", None)
+    assert not made.failed("a", None, unreplicated=False)
+    assert made.answered("a", None, "write")
 
 
 def test_a_removed_job_takes_its_trouble_with_it():
     made = JobTroubles()
-    assert made.failed("a", None)
+    assert made.failed("a", None, unreplicated=False)
     made.removed("a")
-    assert not made.answered("a", None)
-    assert made.failed("a", None)
+    assert not made.answered("a", None, "write")
+    assert made.failed("a", None, unreplicated=False)
+
+
+def test_too_few_replicas_for_a_job_are_over_only_with_what_waits_for_them():
+    """Each place by itself: a finish that gets through says nothing of its claims."""
+    made = JobTroubles()
+    assert made.failed("a", 7, unreplicated=True)
+    assert not made.failed("a", None, unreplicated=True)
+    assert not made.failed("a", 7, unreplicated=False)
+    for kind in ("load", "write"):
+        assert not made.answered("a", 7, kind)
+        assert not made.answered("a", None, kind)
+    assert not made.answered("a", 7, "sure")
+    assert made.answered("a", None, "sure")
 
 
 # ---- what is to be asked for ------------------------------------------------------------------------------------

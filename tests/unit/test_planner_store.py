@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
-from harness import DELIVERED, START_MS, Fate, Work, World, lost_answer, lost_request, spec
+import pytest
+from harness import DELIVERED, START_MS, Call, Fate, Instance, Work, World, lost_answer, lost_request, spec
 
 from leaselib._claims import Failure
+from leaselib._reports import OLDER_THAN_DATA
 
 SLOT_MS = START_MS + 60_000
+LEASE_MS = 30_000
 
 
 def test_an_outage_is_one_store_error_and_one_store_ok():
@@ -85,6 +89,65 @@ def test_each_trouble_of_a_job_is_one_store_error_and_one_store_ok():
     assert {e.job for e in a.events("store_error", "store_ok")} == {"held"}
     assert len(a.events("start")) >= 3
 
+
+TOO_FEW = Failure("0 instead of 1 replicas", unreplicated=True)
+
+
+def short_of_replicas(call: Call) -> Fate:
+    """What becomes of calls while too few replicas keep up: heartbeats and releases don't wait for them."""
+    if call.kind == "finish":
+        return Fate(0, 300, TOO_FEW, carried_out=True)
+    return Fate(0, 300, TOO_FEW) if call.kind in ("claim", "ping") else DELIVERED
+
+
+def test_too_few_replicas_are_one_trouble_however_many_heartbeats_get_through():
+    """No claim is sent while it lasts, a finish at growing distances; both at once when it is over."""
+    world = World()
+    a = world.instance(spec(every=10, catch_up=0), spec("long", every=3_600), spec("ends", every=3_600), share=1.0)
+    world.work = lambda instance, attempt: Work({"long": 900_000, "ends": 20_000}.get(attempt.spec.name, 10))
+    world.advance(4_000)
+    a.manual("long")
+    a.manual("ends")
+    world.advance(11_000)
+    world.fate = short_of_replicas
+    world.advance(60_000)
+    short = world.now_ms
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable")]
+    assert a.planner.health.state == "down"
+    assert len([c for c in world.sent("claim") if c.sent_ms > START_MS + 15_000]) <= 2
+    sent = [c.sent_ms for c in world.sent("finish") if c.sent_ms > START_MS + 15_000]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(sent)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] >= 5_000, "up to a heartbeat apart"
+    world.fate = lambda call: DELIVERED
+    world.advance(2_100)
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable"), ("store_ok", None)]
+    assert next(e.job for e in a.events("success") if e.at_ms >= short) == "ends"
+    world.advance(10_000)
+    assert a.events("start")[-1].slot_ms >= short - START_MS
+    assert a.events("lost") == []
+
+
+@pytest.mark.parametrize("kind", ["claim", "finish"])
+def test_too_few_replicas_for_one_job_are_its_own_trouble_until_a_claim_or_a_finish_gets_through(kind: str):
+    """On a node of a cluster: the job's heartbeats, and the other jobs, go on meanwhile."""
+    world = World()
+    a = world.instance(spec("short", every=20, overlap="allow", catch_up=0), spec("free", every=1), share=1.0)
+    world.work = lambda instance, attempt: Work(30_000 if attempt.spec.name == "short" else 0)
+    too_few = Fate(0, 300, replace(TOO_FEW, job="short"), carried_out=kind == "finish")
+    world.advance(25_000)
+    world.fate = lambda call: too_few if call.job == "short" and call.kind == kind else DELIVERED
+    world.advance(60_000)
+    assert [(e.job, e.reason) for e in a.events("store_error", "store_ok")] == [("short", "unreachable")]
+    assert len([c for c in world.sent("heartbeat") if c.job == "short"]) > 5
+    world.fate = lambda call: DELIVERED
+    world.advance(30_000)
+    assert [(e.job, e.name) for e in a.events("store_error", "store_ok")] == [
+        ("short", "store_error"),
+        ("short", "store_ok"),
+    ]
+    starts = [e.slot_ms for e in a.events("start") if e.job == "free"]
+    assert all(later - earlier == 1_000 for earlier, later in itertools.pairwise(starts))
 
 
 def test_a_store_that_answers_pings_but_refuses_writes_is_one_trouble():
@@ -183,17 +246,42 @@ def test_an_older_slot_is_not_even_claimed_in_an_emptied_store():
     assert world.run(SLOT_MS) is None
 
 
-def test_a_claim_that_won_an_older_slot_in_an_emptied_store_is_handed_over_without_a_start():
+def assert_turned_down(world: World, *instances: Instance) -> None:
+    """Nobody has started the slot or will, the store says why, and the winner told of it as of one that was missed."""
+    run = world.run(SLOT_MS)
+    assert (run.status, run.attempt, run.error) == ("failed", 1, OLDER_THAN_DATA)
+    for instance in instances:
+        assert instance.summary("start", "failed", "lost", "interrupted") == []
+        assert len(instance.planner.backups) == 0
+    assert [e.reason for instance in instances for e in instance.events("skip")] == ["missed"]
+
+
+def test_a_claim_that_won_an_older_slot_in_an_emptied_store_lets_nobody_start_it():
+    """Not handed over: the others know no more than the store does, and would start it."""
     world = World()
-    a = world.instance(spec(jitter=5, catch_up=0), share=1.0)
-    world.advance(62_000)
-    world.reset_store()  # noticed only by the claim's own answer
-    world.advance(5_000)
-    assert a.summary() == [("store_error", "reset"), ("skip", "missed"), ("interrupted", "stopping")]
-    assert len(a.planner.backups) == 0
+    a = world.instance(spec(jitter=5, catch_up=0), share=0.4)
+    b = world.instance(spec(jitter=5, catch_up=0), share=0.6)
+    world.advance(61_000)
+    world.reset_store()  # noticed only by the claims' own answers
+    world.advance(2 * LEASE_MS)
+    assert_turned_down(world, a, b)
+    assert a.summary() == [("store_error", "reset"), ("skip", "missed")]
 
 
-def test_an_older_slot_whose_send_has_an_unknown_fate_is_released_after_a_reset():
+@pytest.mark.parametrize("end", ["stop", "remove"])
+def test_it_lets_nobody_start_it_either_if_it_is_stopped_or_its_job_removed_meanwhile(end: str):
+    world = World()
+    a = world.instance(spec(jitter=5, catch_up=0), share=0.4)
+    world.advance(61_000)
+    world.reset_store()
+    world.fate = lambda call: Fate(10, 500) if call.kind == "claim" else DELIVERED
+    world.advance(1_200)
+    getattr(a, end)()
+    world.advance(2 * LEASE_MS)
+    assert_turned_down(world, a)
+
+
+def test_an_older_slot_whose_send_has_an_unknown_fate_is_sent_again_after_a_reset_and_started_by_nobody():
     world = World()
     a = world.instance(spec(catch_up=0, jitter=2), share=1.0)
     world.advance(61_000)
@@ -202,9 +290,10 @@ def test_an_older_slot_whose_send_has_an_unknown_fate_is_released_after_a_reset(
     world.advance(1_000)
     assert world.run(SLOT_MS).status == "running"
     a.wall_offset_ms = 10_000
+    world.advance(500)
+    world.fate = lambda call: DELIVERED
     world.advance(5_000)
-    assert world.run(SLOT_MS).released is True
-    assert a.summary("start") == []
+    assert_turned_down(world, a)
 
 
 def test_a_handler_whose_run_the_emptied_store_forgot_is_told_to_stop():

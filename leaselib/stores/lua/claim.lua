@@ -3,7 +3,7 @@
 --   [4] its epoch
 -- ARGV[1] call, [2] job, [3] slot, [4] token, [5] runner, [6] lease, [7] max_attempts, [8] overlap, [9] max_late,
 --   [10] keep, [11] history_size, [12] reason, [13] the attempt that a takeover saw, or empty for a new run,
---   [14] random text for a new epoch
+--   [14] random text for a new epoch, [15] 1 for a probe: replicas are waited for whatever the outcome
 -- Answer: [3] outcome, [4] now, [5] epoch or empty, [6] wait, [7] record, [8] its checkpoint, [9] its past attempts,
 --   [10] the slots that were marked interrupted, an array
 
@@ -365,7 +365,11 @@ if job.is_new then
   redis.call('SADD', JOBS, ARGV[2])
 end
 if #job.writes == 0 and not job.new_epoch then
-  redis.call('HDEL', RUNS, '') -- see `unwritten`
+  if ARGV[15] == '1' then -- WAIT speaks of what its own connection wrote: so this writes what is there
+    redis.call('HSET', RUNS, 'version', VERSION)
+  else
+    redis.call('HDEL', RUNS, '') -- see `unwritten`
+  end
 end
 
 local wait = outcome == 'early' and ask.slot - now or 0
