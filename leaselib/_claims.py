@@ -155,13 +155,15 @@ class Orphan:
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A store operation that failed, in words. `job` is set if only that job's records are at fault, or away;
-    `unreplicated` says that nothing is wrong but that too few replicas had it in time.
+    `unreplicated` says that nothing is wrong but that too few replicas had it in time; `interrupted` which older runs
+    the claim ended all the same.
     """
 
     error: str
     permanent: bool = False
     job: str | None = None
     unreplicated: bool = False
+    interrupted: tuple[int, ...] = ()
 
     @property
     def malformed(self) -> bool:

@@ -22,7 +22,7 @@ from leaselib._model import ClaimAnswer, ClaimRequest, from_ms, to_ms
 from leaselib._planner import Planner
 from leaselib.errors import StoreError
 from leaselib.events import Dispatcher, Event, Listeners
-from leaselib.stores._base import Store
+from leaselib.stores._base import GivenBackError, Store
 
 LONGEST_WAIT_MS = 500
 """The scheduler thread looks at the clocks at least so often, so that a step is noticed within a second."""
@@ -152,7 +152,8 @@ class Instance:
     def failure(self, error: Exception) -> Failure:
         """What a store raised, for the planner. What no store should raise is logged, and counts as transient."""
         if isinstance(error, StoreError):
-            return Failure(str(error), not error.transient, error.job, error.unreplicated)
+            interrupted = error.interrupted if isinstance(error, GivenBackError) else ()
+            return Failure(str(error), not error.transient, error.job, error.unreplicated, interrupted)
         _log.error("the store raised %s", type(error).__name__, exc_info=error)
         return Failure(describe(error))
 

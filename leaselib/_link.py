@@ -209,7 +209,7 @@ class Epochs:
 
 
 class JobTroubles:
-    """Which jobs are in trouble alone, the store as a whole being well, and since which of their operations failed."""
+    """Which jobs are in trouble alone, the store as a whole being well, and where: at claims, or at which attempts."""
 
     def __init__(self) -> None:
         # job: where it is in trouble, as the slot of the attempt (None: its claims), and whether replicas are too few

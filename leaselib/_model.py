@@ -201,6 +201,7 @@ class ClaimAnswer:
         token: the token of the claim that this answers.
         now_ms: the store's clock when it decided.
         epoch: the store's identity; another one means that the store was replaced or emptied.
+        replicated: whether as many replicas as are asked for (by most stores: none) had in time what was written.
         job_epoch: the identity of this job's records alone, where they can be lost while the rest of the store is well
             (in a cluster each node can lose its data by itself); else None.
         record: the run that was claimed; for `overlap` the run in the way; None if there is none.
@@ -215,6 +216,7 @@ class ClaimAnswer:
     record: Record | None = None
     wait_ms: int = 0
     interrupted: tuple[int, ...] = ()
+    replicated: bool = field(default=True, compare=False)
     job_epoch: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:

@@ -272,6 +272,7 @@ class Planner:
         self._unsent(claim)
         claim.unknown = True
         effects = self._failed(failure, boot_ms, kind="write", slot_ms=claim.slot_ms)
+        effects += self._superseded(claim, failure.interrupted, boot_ms)
         watch, job = claim.watch, self.calendar.jobs.get(claim.spec.name)
         if claim.reason == "manual":
             effects.append(Tell(claim, "unknown", failure.error))
@@ -300,14 +301,12 @@ class Planner:
         name = claim.spec.name
         whose, epoch = (None, answer.epoch) if answer.job_epoch is None else (name, answer.job_epoch)
         effects = self._heard(claim.sent_boot_ms, boot_ms, answer.now_ms, epoch, whose)
-        effects += self._answered(name, None, boot_ms, "sure")
+        effects += self._answered(name, None, boot_ms, "sure" if answer.replicated else "write")
         if claim.reason == "manual":
             effects.append(Tell(claim, answer.outcome))
         elif claim.watch is None:
             self.last_late_ms = answer.now_ms - claim.slot_ms
-        for slot_ms in answer.interrupted:
-            self.backups.drop(name, slot_ms)
-            effects.append(self._reports.event("interrupted", boot_ms, claim.spec, slot_ms, reason="superseded"))
+        effects += self._superseded(claim, answer.interrupted, boot_ms)
         if answer.outcome == "won" and answer.record is not None:
             effects += self._won(claim, answer, boot_ms)
         else:
@@ -317,6 +316,14 @@ class Planner:
         if job is not None and job.claim is claim:
             self.calendar.answered(job, answer)
         return effects + self._dispatch(boot_ms)
+
+    def _superseded(self, claim: Claim, slots_ms: Iterable[int], boot_ms: int) -> list[Effect]:
+        """That claim has ended older, dead runs of the job."""
+        effects: list[Effect] = []
+        for slot_ms in slots_ms:
+            self.backups.drop(claim.spec.name, slot_ms)
+            effects.append(self._reports.event("interrupted", boot_ms, claim.spec, slot_ms, reason="superseded"))
+        return effects
 
     def _won(self, claim: Claim, answer: ClaimAnswer, boot_ms: int) -> list[Effect]:
         assert answer.record is not None
@@ -382,6 +389,8 @@ class Planner:
         self.attempts.pop(attempt.record.token, None)
         self.free += 1
         self.link.jobs.attempt_over(attempt.spec.name, attempt.record.slot_ms)
+        if attempt.spec.name not in self.calendar.jobs:
+            self.link.jobs.removed(attempt.spec.name)
         job = self.calendar.jobs.get(attempt.spec.name)
         stale = self.link.epochs.lost_slot(attempt.spec.name, attempt.record.slot_ms)
         if not (self.stopping or attempt.recorded or stale) and job is not None and job.spec is attempt.spec:
@@ -396,7 +405,7 @@ class Planner:
     def orphan_answered(self, orphan: Orphan, boot_ms: int) -> list[Effect]:
         """Released, or not ours: either way nobody waits for that token any more."""
         self.orphans.answered()
-        return self._answered(orphan.job, None, boot_ms, "write")
+        return self._answered(orphan.job, None, boot_ms, "load")  # refused, it says nothing of writes
 
     def orphan_failed(self, orphan: Orphan, failure: Failure, boot_ms: int) -> list[Effect]:
         """To be released again once the store is back, until the lease must be over anyway."""
@@ -516,6 +525,8 @@ class Planner:
     ) -> list[Effect]:
         """An operation failed. One `store_error` when trouble starts; trouble with one job's records is its alone."""
         if failure.job is not None:
+            if attempt_slot_ms is None and failure.job not in self.calendar.jobs:
+                return []  # removed meanwhile: nobody asks for it again, and so nothing would end the trouble
             if not self.link.jobs.failed(failure.job, attempt_slot_ms, unreplicated=failure.unreplicated):
                 return []
             return [self._reports.job_error(failure, failure.job, slot_ms, boot_ms)]

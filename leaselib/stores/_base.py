@@ -18,7 +18,7 @@ from leaselib import _life
 from leaselib._model import ClaimAnswer, ClaimRequest, Overlap, Pong, Reason, Record, Run, to_ms
 from leaselib._names import check_name
 from leaselib._options import choice, duration_ms, whole
-from leaselib.errors import ConfigurationError
+from leaselib.errors import ConfigurationError, StoreError
 
 CHECKPOINT_BYTES = 64 * 1024
 """A checkpoint's JSON text has at most so many bytes of UTF-8."""
@@ -27,6 +27,18 @@ CHECKPOINT_LEVELS = 500
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]')
 DEFAULT_TIMEOUT_S = 10.0
 """How long an operation may take if the caller doesn't say."""
+
+
+class GivenBackError(StoreError):
+    """A claim was won, but too few replicas had it in time, so it was released again.
+
+    Attributes:
+        interrupted: slots of older, dead runs of the job that the claim marked `interrupted`, which stays so.
+    """
+
+    def __init__(self, message: str, job: str | None, interrupted: tuple[int, ...]) -> None:
+        super().__init__(message, transient=True, job=job, unreplicated=True)
+        self.interrupted = interrupted
 
 
 class Store(abc.ABC):

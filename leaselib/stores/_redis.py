@@ -1,8 +1,8 @@
 """RedisStore: the lease rules as Lua scripts on a Redis or Valkey server, one script and one round trip an operation.
 
-Owns the route to the servers (and through it the connections), and what it has seen of the namespace's epoch and of
-replicas that were too few. Any thread may call it; one lock guards all that, and the route and its pools have locks of
-their own. Nothing of the driver is imported before a store is made.
+Owns the route to the servers (and through it the connections), and what it has seen of the namespace's epoch, of the
+set of jobs and of replicas that were too few. Any thread may call it; one lock guards what it has seen, and the route
+and its pools have locks of their own. Nothing of the driver is imported before a store is made.
 
 In a cluster trouble with one node is trouble of its jobs: it is reported with the job's name, and the rest goes on.
 """
@@ -21,7 +21,7 @@ from leaselib import _clock, _random
 from leaselib._model import ClaimAnswer, ClaimRequest, Outcome, Pong, Record, check_epoch, cut_error, from_ms
 from leaselib.errors import ConfigurationError, StoreError
 from leaselib.stores import _redis_url
-from leaselib.stores._base import DEFAULT_TIMEOUT_S, Store
+from leaselib.stores._base import DEFAULT_TIMEOUT_S, GivenBackError, Store
 from leaselib.stores._redis_codec import Keys, read_record, script
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ WAIT_TIMEOUT_S = 1.0
 """How long a claim or a finish waits for replicas, if the caller doesn't say."""
 REGISTER_PAUSE_S = 30.0
 """Cluster mode: after the set of jobs was out of reach, wins leave it alone for so long."""
-REGISTER_AGAIN_S = 600.0
+REGISTER_AGAIN_S = 60.0
 """Cluster mode: a job is added to the set of jobs again after so long, as that set's node may have lost its data."""
 _KINDS = ([b"ok"], [b"malformed"], [b"broken"])
 """How a script's answer goes on after the call's number; see common.lua."""
@@ -161,7 +161,7 @@ class RedisStore(Store):
 
         `job` is whose records the keys are; `jobs` those of several keys, if the script says which one is at fault.
         `wait_if` looks at the first value of the answer: whether to wait for replicas. Where they were too few the last
-        time, a script that takes a "probe" writes whatever it answers, and each such call waits.
+        time, a script that is told to "probe" writes whatever it answers, so that WAIT has something to speak of.
 
         Raises:
             StoreError: whatever went wrong; the outcome is unknown if it is transient.
@@ -188,6 +188,9 @@ class RedisStore(Store):
             if not (isinstance(answer, list) and answer[:1] == [call.encode()] and answer[1:2] in _KINDS):
                 self._route.close()  # the connection that brought it must not be used again
                 raise redis.InvalidResponse(f"an answer to another call: expected {call}, found {answer!r:.60}")
+            if len(replies) > 1 and not isinstance(replies[1], int):
+                self._route.close()
+                raise redis.InvalidResponse(f"it said {replies[1]!r:.60} to WAIT, expected a number of replicas")
         except (redis.RedisError, OSError, UnicodeError) as error:
             raise self._blame(to_store_error(error, self._target.shown, job, keys[:2]), job) from error
         except StoreError as error:
@@ -201,7 +204,7 @@ class RedisStore(Store):
         what, at_fault = answer[2].decode("utf-8", "replace"), jobs[answer[3] - 1] if jobs else None
         if answer[1] == b"malformed":
             raise _malformed(at_fault or job or "", what)
-        raise StoreError(f"{self._target.shown}: {what}; remove it, and see who wrote it", job=at_fault)
+        raise _BrokenKeyError(f"{self._target.shown}: {what}; remove it, and see who wrote it", job=at_fault)
 
     def _blame(self, error: StoreError, job: str | None) -> StoreError:
         """In a cluster trouble with one node is that of its jobs, as long as others are well. It may be over without
@@ -211,9 +214,8 @@ class RedisStore(Store):
             return error
         return StoreError(str(error), transient=True, job=job, unreplicated=error.unreplicated)
 
-    def _too_few(self, what: str, shortage: str, job: str | None = None) -> StoreError:
-        message = f"{self._target.shown}: {what}, but {shortage}"
-        return self._blame(StoreError(message, transient=True, unreplicated=True), job)
+    def _too_few(self, what: str, shortage: str) -> str:
+        return f"{self._target.shown}: {what}, but {shortage}"
 
     def _place(self, job: str | None) -> str | None:
         """Where too few replicas are everybody's trouble: on a server of its own, None. In a cluster each job's."""
@@ -233,7 +235,7 @@ class RedisStore(Store):
 
     def _claim(self, request: ClaimRequest, timeout: float) -> ClaimAnswer:
         deadline, job = self._deadline(timeout), request.job
-        probing = self._probing(job)
+        probing = self._cluster and self._probing(job)  # else pings do
         keys = [self._keys.runs(job), self._keys.slots(job)]
         if self._cluster:
             self._learn_epoch(deadline)
@@ -247,16 +249,16 @@ class RedisStore(Store):
         answer, shortage = self._call(
             "claim", keys, arguments, deadline, job=job, wait_if=lambda how: probing or how == b"won"
         )
-        result = self._claim_answer(request, answer)
+        waited = not self.wait_replicas or probing or answer[0] == b"won"
+        result = self._claim_answer(request, answer, replicated=waited and not shortage)
         if shortage and result.outcome == "won":
-            self._give_back(request, shortage, deadline)
-        if shortage:
-            raise self._too_few(f"a claim of {job!r} was refused ({result.outcome})", shortage, job)
+            what = self._give_back(request, deadline)
+            raise GivenBackError(self._too_few(what, shortage), self._place(job), result.interrupted)
         if self._cluster and result.outcome == "won":
             self._register(job, deadline)
         return result
 
-    def _claim_answer(self, request: ClaimRequest, answer: list[Any]) -> ClaimAnswer:
+    def _claim_answer(self, request: ClaimRequest, answer: list[Any], *, replicated: bool) -> ClaimAnswer:
         outcome, now, epoch, wait, record, checkpoint, past, interrupted = answer
         try:
             kept = None if record is None else read_record(request.job, record, checkpoint, past)
@@ -271,14 +273,20 @@ class RedisStore(Store):
             record=kept,
             wait_ms=int(wait),
             interrupted=tuple(int(slot) for slot in interrupted),
+            replicated=replicated,
             job_epoch=epoch.decode() if self._cluster and epoch else None,  # one that never started has none
         )
 
-    def _give_back(self, request: ClaimRequest, shortage: str, deadline: Deadline) -> None:
-        """A win that too few replicas have isn't acted on: it is released, and may be claimed again later."""
+    def _give_back(self, request: ClaimRequest, deadline: Deadline) -> str:
+        """A win that too few replicas have isn't acted on: it is released, and may be claimed again later. Returns what
+        became of it, in words.
+        """
         keys, arguments = [self._keys.runs(request.job)], (request.slot_ms, request.token, 0, "")
-        self._call("release", keys, arguments, deadline, job=request.job, urgent=True)
-        raise self._too_few(f"the claim of {request.job!r} was won and released again", shortage, request.job)
+        try:
+            self._call("release", keys, arguments, deadline, job=request.job, urgent=True)
+        except StoreError as error:  # its lease runs out, or the same claim, sent again, wins and releases it
+            return f"the claim of {request.job!r} was won, could not be released ({error})"
+        return f"the claim of {request.job!r} was won and released again"
 
     def _heartbeat(
         self, job: str, slot_ms: int, token: str, lease_ms: int, checkpoint: str | None, timeout: float
@@ -303,7 +311,8 @@ class RedisStore(Store):
             "finish", [self._keys.runs(job)], arguments, self._deadline(timeout), job=job, urgent=True, wait_if=bool
         )
         if shortage:
-            raise self._too_few(f"the end of a run of {job!r} was recorded", shortage, job)
+            message = self._too_few(f"the end of a run of {job!r} was recorded", shortage)
+            raise StoreError(message, transient=True, job=self._place(job), unreplicated=True)
         return bool(answer[0])
 
     def _release(self, job: str, slot_ms: int, token: str, checkpoint: str | None, timeout: float) -> bool:
@@ -359,12 +368,16 @@ class RedisStore(Store):
             (now, raw), shortage = self._call(
                 "ping", [self._keys.epoch], arguments, share, wait_if=lambda _now: probing
             )
+        except _BrokenKeyError:
+            raise  # the node answered
         except StoreError as error:
-            if not known or error.__cause__ is None:  # the node answered: what it holds is no epoch
+            if not known:
                 raise
             return self._ping_any(known, deadline, error)
         if shortage:
-            raise self._too_few("a ping was answered", shortage)
+            raise StoreError(self._too_few("a ping was answered", shortage), transient=True, unreplicated=True)
+        if self._probing(None) and not probing:
+            return self._ping(deadline)  # replicas were found too few while this was under way
         epoch = check_epoch(raw.decode())
         if self._cluster:
             with self._lock:
@@ -411,12 +424,18 @@ class RedisStore(Store):
         try:
             self._call("register", [self._keys.jobs], (job,), deadline.share(4))
         except (StoreError, OSError) as error:  # the win stands; a later one tries again
-            _log.warning("the job %r could not be added to the set of jobs: %s", job, error)
+            _log.warning(
+                "the job %r could not be added to the set of jobs, so `leaselib status` may miss it: %s", job, error
+            )
             with self._lock:
                 self._register_at_ns = _clock.SYSTEM.boot_ns() + int(REGISTER_PAUSE_S * 1e9)
             return
         with self._lock:
             self._registered[job] = now_ns + int(REGISTER_AGAIN_S * 1e9)
+
+
+class _BrokenKeyError(StoreError):
+    """A server answered, but a key of the namespace holds what it can't."""
 
 
 class _Wait:

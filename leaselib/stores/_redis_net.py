@@ -5,8 +5,9 @@ lock, and nobody waits for the network while holding one. A connection belongs t
 never used again, as soon as anything unexpected happens on it: a time-out, an interrupt, an answer for another call.
 
 redis-py does what a driver does (the protocol, the handshake, the classes of errors). How long anything may take,
-whether it is tried again, and how many connections there are is decided here and above. What a peer sends is met in one
-place, Connection.read_response: whatever the driver's parser makes of rubbish, it leaves as an error of the driver.
+whether it is tried again, and how many connections there are is decided here and above. What a peer sends is met here:
+its first bytes by _DeadlineSocket, the rest by Connection.read_response, which turns whatever the driver's parser makes
+of rubbish into an error of the driver.
 """
 
 from __future__ import annotations
@@ -219,8 +220,8 @@ class Connection(redis.Connection):
         except (redis.RedisError, OSError) as error:
             if first:  # the only answer that could repeat the password: that to AUTH
                 error.args = tuple(self._without_secret(str(arg)) for arg in error.args)
-            if type(error) is redis.ConnectionError:
-                raise self.loss(error, sock) from error
+            if type(error) is redis.ConnectionError and (guess := self.loss(error, sock)) is not error:
+                raise guess from error
             raise
         except _STUMBLES as error:
             words = self._without_secret(f"{type(error).__name__}: {error}")
@@ -230,7 +231,7 @@ class Connection(redis.Connection):
         """The error for a lost connection. A server that expects TLS often hangs up on plain text without a word."""
         if not sock.silent or self._tls is not None or self._unix:
             return error
-        return redis.ConnectionError(f"{error} That was before it said anything: {SERVER_HAS_TLS}")
+        return redis.ConnectionError(f"{str(error).rstrip('.')}. That was before it said anything: {SERVER_HAS_TLS}")
 
     def error_of(self, line: bytes) -> redis.RedisError:
         """What the driver makes of an answer that is an error."""
@@ -255,7 +256,11 @@ class Connection(redis.Connection):
         """Connects within the deadline, whatever the number of addresses behind the name."""
         error: Exception = OSError(f"{self._address[0]!r} has no address")
         for family, kind, protocol, _, place in self._places():
-            sock = socket.socket(family, kind, protocol)
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as failure:  # a family of addresses that this machine hasn't got
+                error = failure
+                continue
             try:
                 sock.settimeout(self.deadline.left())
                 sock.connect(place)
@@ -280,8 +285,8 @@ class Connection(redis.Connection):
             return tls.wrap_socket(sock, server_hostname=host)
         except ssl.SSLCertVerificationError as failure:
             raise StoreError(
-                f"the certificate of {host}:{port} was refused: {failure.verify_message}. Connect by a name that the "
-                f"certificate holds, and name the authority that signed it with ?ssl_ca_certs=FILE"
+                f"the certificate of {host}:{port} was refused: {failure.verify_message.rstrip('.')}. Connect by a "
+                f"name that the certificate holds, and name the authority that signed it with ?ssl_ca_certs=FILE"
             ) from failure
         except TimeoutError as failure:
             raise redis.TimeoutError(f"{host}:{port} took no part in a TLS handshake; {SERVER_LACKS_TLS}") from failure

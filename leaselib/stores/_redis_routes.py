@@ -24,7 +24,7 @@ MAX_REDIRECTS = 5
 SLOTS = 16384
 Answer = TypeVar("Answer")
 _NOT_PRIMARY = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "FAILOVER")
-_OF_THE_KEY = ("NOSCRIPT", "WRONGTYPE")
+_OF_THE_KEY = ("NOSCRIPT", "TRYAGAIN", "WRONGTYPE")
 """Errors of a server that is well."""
 _UNREADABLE = (TypeError, ValueError, AttributeError, IndexError)
 _FAULTS = (redis.RedisError, OSError, StoreError)
@@ -220,6 +220,7 @@ class ClusterRoute(Route):
             if not asking:
                 with self._lock:
                     self._slots[slot] = address
+                    self._known = list(dict.fromkeys([*self._known, address]))
         raise redis.ConnectionError(f"the cluster passed the call on {MAX_REDIRECTS} times without an answer")
 
     def exchange_anywhere(self, command: Command, deadline: Deadline, *, urgent: bool) -> Any:
@@ -313,6 +314,8 @@ def _first_answer(
     for number, address in enumerate(addresses):
         try:
             return address, ask(address, deadline.share(len(addresses) - number + 1))
+        except NoConnection as error:
+            failure = error
         except StoreError:
             raise
         except (redis.RedisError, OSError) as error:

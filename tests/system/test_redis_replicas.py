@@ -15,8 +15,9 @@ import pytest
 from fix_proxy import Proxy
 from fix_servers_redis import LABELS, RedisServer, knows_replica, program, replica_of, sentinel, wait_until
 
-from leaselib._model import ClaimAnswer, Run
+from leaselib._model import ClaimAnswer, Run, to_ms
 from leaselib.errors import StoreError
+from leaselib.stores._base import GivenBackError
 from leaselib.stores._redis import RedisStore
 
 pytestmark = pytest.mark.system
@@ -167,23 +168,17 @@ def test_a_cut_off_replica_stops_wins_and_finishes_until_it_is_back(primary: Red
     waiting.close()
 
 
-def test_once_replicas_were_too_few_pings_and_refused_claims_wait_as_well_until_they_are_back(
-    primary: RedisServer, link: Link
-) -> None:
-    """What is answered then tells that the trouble is over. Not by an old connection that has nothing to wait for."""
+def test_once_replicas_were_too_few_pings_wait_as_well_until_they_are_back(primary: RedisServer, link: Link) -> None:
+    """What is answered then tells that the trouble is over. Refused claims are answered all the while, and say that
+    nobody was waited for.
+    """
     plain, waiting = RedisStore(primary.url()), RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.15)
     slot = due(waiting)
     run = win(plain, slot)
-    asked: list[Callable[[], object]] = [
-        waiting.ping,
-        lambda: claim(waiting, slot).outcome,
-        lambda: claim(waiting, slot + timedelta(milliseconds=1)).outcome,
-        lambda: claim(waiting, slot, "unheard of", takeover_of=1).outcome,
-    ]
 
     def answers() -> bool:
         with contextlib.suppress(StoreError):
-            return all(ask() for ask in asked)
+            return bool(waiting.ping())
         return False
 
     assert answers()
@@ -192,10 +187,13 @@ def test_once_replicas_were_too_few_pings_and_refused_claims_wait_as_well_until_
     ended = win(plain, slot, "ended")
     with pytest.raises(StoreError, match="0 instead of 1 replicas"):
         waiting.finish("ended", slot, ended.token, "success")
-    for ask in asked * 2:
+    for _ in range(2):
         with pytest.raises(StoreError, match="0 instead of 1 replicas") as caught:
-            ask()
+            waiting.ping()
         assert (caught.value.transient, caught.value.unreplicated) == (True, True)
+        answer = claim(waiting, slot)
+        assert (answer.outcome, answer.replicated) == ("running", False)
+    assert claim(plain, slot).replicated, "it asks for none"
     assert waiting.heartbeat("job", slot, run.token, 30)
     assert waiting.runs("job")
     assert waiting.unfinished(["job"])
@@ -437,3 +435,19 @@ def test_a_frozen_sentinel_leaves_time_for_the_next_one(primary: RedisServer) ->
         store._route._forget(("127.0.0.1", primary.port))  # type: ignore[attr-defined]
         assert store.ping(timeout=0.3)
         store.close()
+
+
+def test_a_win_that_is_given_back_tells_which_dead_runs_it_has_ended(primary: RedisServer) -> None:
+    """They stay ended, and no later answer would name them again."""
+    plain, waiting = RedisStore(primary.url()), RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.1)
+    slot = due(plain)
+    win(plain, slot, lease=0.01)
+    later = slot + timedelta(milliseconds=1)
+    wait_until(lambda: plain.unfinished(["job"])[0].lease_end < plain.now(), "the lease's end")
+    with pytest.raises(GivenBackError) as caught:
+        claim(waiting, later)
+    assert caught.value.interrupted == (to_ms(slot),)
+    assert (caught.value.transient, caught.value.unreplicated, caught.value.job) == (True, True, None)
+    assert claim(plain, later, takeover_of=1).interrupted == ()
+    plain.close()
+    waiting.close()

@@ -128,6 +128,56 @@ def test_too_few_replicas_are_one_trouble_however_many_heartbeats_get_through():
     assert a.events("lost") == []
 
 
+def test_dead_runs_that_a_claim_has_ended_are_told_though_it_was_given_back():
+    """Once: no later answer names them again."""
+    world = World()
+    a = world.instance(spec(every=10, catch_up=0), share=1.0)
+    given_back = Fate(0, 10, replace(TOO_FEW, interrupted=(START_MS - 20_000, START_MS - 10_000)))
+    world.advance(9_000)
+    world.fate = lambda call: given_back if call.kind == "claim" else DELIVERED
+    world.advance(1_050)
+    world.fate = lambda call: DELIVERED
+    world.advance(5_000)
+    ended = [(e.slot_ms, e.reason) for e in a.events("interrupted")]
+    assert ended == [(START_MS - 20_000, "superseded"), (START_MS - 10_000, "superseded")]
+    assert a.summary("start") == [("start", "scheduled")]
+
+
+def test_what_a_release_was_answered_says_nothing_of_claims_that_are_refused():
+    """At the end no `store_ok` is told for a store that still refuses to write."""
+    world = World()
+    a = world.instance(spec(every=10, catch_up=0), share=1.0)
+    world.advance(5_000)
+    refused = Fate(0, 10, Failure("no right to write", permanent=True))
+    world.fate = lambda call: refused if call.kind == "claim" else DELIVERED
+    world.advance(6_000)
+    a.stop()
+    world.advance(5_000)
+    assert len(world.sent("release")) == 1
+    assert a.summary("store_error", "store_ok") == [("store_error", "permanent")]
+
+
+def test_the_trouble_of_a_job_that_was_removed_is_forgotten_with_its_last_run():
+    """Added again, its first trouble is told like any other's."""
+    world = World()
+    a = world.instance(spec(every=60, catch_up=0))
+    world.work = lambda instance, attempt: Work(10_000)
+    too_few = Fate(0, 10, replace(TOO_FEW, job="job"), carried_out=True)
+    for troubles in (1, 2):
+        world.advance(60_000 - world.now_ms % 60_000 + 2_000)
+        assert len(a.planner.attempts) == 1
+        a.remove()
+        world.fate = lambda call: too_few if call.kind == "finish" else DELIVERED
+        world.advance(12_000)
+        assert len(a.events("store_error")) == troubles
+        world.store.purge("job", force=True)
+        world.fate = lambda call: DELIVERED
+        world.advance(10_000)
+        assert len(a.events("lost")) == troubles
+        a.add(spec(every=60, catch_up=0))
+    assert a.events("store_ok") == []
+
+
 @pytest.mark.parametrize("kind", ["claim", "finish"])
 def test_too_few_replicas_for_one_job_are_its_own_trouble_until_a_claim_or_a_finish_gets_through(kind: str):
     """On a node of a cluster: the job's heartbeats, and the other jobs, go on meanwhile."""

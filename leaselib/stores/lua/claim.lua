@@ -365,7 +365,7 @@ if job.is_new then
   redis.call('SADD', JOBS, ARGV[2])
 end
 if #job.writes == 0 and not job.new_epoch then
-  if ARGV[15] == '1' then -- WAIT speaks of what its own connection wrote: so this writes what is there
+  if ARGV[15] == '1' then -- WAIT speaks of what its own connection wrote: so this writes what is there, or should be
     redis.call('HSET', RUNS, 'version', VERSION)
   else
     redis.call('HDEL', RUNS, '') -- see `unwritten`
