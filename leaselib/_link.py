@@ -212,33 +212,31 @@ class JobTroubles:
     """Which jobs are in trouble alone, the store as a whole being well, and where: at claims, or at which attempts."""
 
     def __init__(self) -> None:
-        # job: where it is in trouble, as the slot of the attempt (None: its claims), and whether replicas are too few
-        self._places: dict[str, set[tuple[int | None, bool]]] = {}
+        # job: where it is in trouble, as the slot of the attempt (None: what no attempt asks), and in which
+        self._places: dict[str, set[tuple[int | None, Trouble]]] = {}
 
-    def failed(self, job: str, slot_ms: int | None, *, unreplicated: bool) -> bool:
+    def failed(self, job: str, slot_ms: int | None, trouble: Trouble) -> bool:
         """A job's records are at fault or away: for that slot's attempt or, if None, for what no attempt asked. Returns
         whether the job's trouble just started.
         """
         started = job not in self._places
-        self._places.setdefault(job, set()).add((slot_ms, unreplicated))
+        self._places.setdefault(job, set()).add((slot_ms, trouble))
         return started
 
     def answered(self, job: str, slot_ms: int | None, kind: Kind) -> bool:
         """What may have failed before was carried out. Returns whether the job's trouble is over."""
-        places = self._places.get(job)
-        if places is None:
+        if job not in self._places:
             return False
-        places.discard((slot_ms, False))
-        if kind in ENDED_BY["replicas"]:
-            places.discard((slot_ms, True))
-        if not places:
-            del self._places[job]
-        return not places
+        self._places[job] -= {(slot_ms, trouble) for trouble in GRAVITY if kind in ENDED_BY[trouble]}
+        if self._places[job]:
+            return False
+        del self._places[job]
+        return True
 
     def attempt_over(self, job: str, slot_ms: int) -> None:
         """An attempt that is in trouble won't ask the store again: the job's next claim shows whether it is over."""
         if job in self._places:
-            self._places[job] = {(None if at == slot_ms else at, short) for at, short in self._places[job]}
+            self._places[job] = {(None if at == slot_ms else at, what) for at, what in self._places[job]}
 
     def removed(self, job: str) -> None:
         """The job is gone, and its trouble is nobody's any more."""

@@ -286,6 +286,7 @@ class Planner:
             self.backups.arm(watch, boot_ms)
         elif job is not None and failure.malformed:
             self.orphans.give_up(claim, boot_ms)
+            effects.append(self._reports.skip(claim.spec, claim.slot_ms, "missed", boot_ms, error=failure.error))
             effects += self._release_orphans(boot_ms)
             self.calendar.advance(job)
         else:
@@ -524,14 +525,14 @@ class Planner:
         attempt_slot_ms: int | None = None,
     ) -> list[Effect]:
         """An operation failed. One `store_error` when trouble starts; trouble with one job's records is its alone."""
+        trouble: Trouble = "replicas" if failure.unreplicated else kind
         if failure.job is not None:
             if attempt_slot_ms is None and failure.job not in self.calendar.jobs:
                 return []  # removed meanwhile: nobody asks for it again, and so nothing would end the trouble
-            if not self.link.jobs.failed(failure.job, attempt_slot_ms, unreplicated=failure.unreplicated):
+            if not self.link.jobs.failed(failure.job, attempt_slot_ms, trouble):
                 return []
             return [self._reports.job_error(failure, failure.job, slot_ms, boot_ms)]
         was = self.health.state
-        trouble: Trouble = "replicas" if failure.unreplicated else kind
         began = self.health.failed(boot_ms, failure.error, permanent=failure.permanent, trouble=trouble)
         if was != "down":  # checks that wait for a worker are held back as well; `_back` arms them anew
             for claim in self._ready:

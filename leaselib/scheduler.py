@@ -438,7 +438,8 @@ class Scheduler:
 
         Raises:
             ConfigurationError: there is no such job, or the scheduler isn't started.
-            StoreError: the store could not be asked.
+            StoreError: the store could not be asked, or gave no answer: then the run may be there all the same. It is
+                given back as soon as the store can be reached; until its lease is over another instance may take it.
         """
         instance = self._live()
         if instance is None:

@@ -38,6 +38,7 @@ REGISTER_PAUSE_S = 30.0
 """Cluster mode: after the set of jobs was out of reach, wins leave it alone for so long."""
 REGISTER_AGAIN_S = 60.0
 """Cluster mode: a job is added to the set of jobs again after so long, as that set's node may have lost its data."""
+NOT_STARTED = "not started: too few replicas had the claim"
 _KINDS = ([b"ok"], [b"malformed"], [b"broken"])
 """How a script's answer goes on after the call's number; see common.lua."""
 
@@ -278,15 +279,21 @@ class RedisStore(Store):
         )
 
     def _give_back(self, request: ClaimRequest, deadline: Deadline) -> str:
-        """A win that too few replicas have isn't acted on: it is released, and may be claimed again later. Returns what
-        became of it, in words.
+        """A win that too few replicas have isn't acted on. Returns what became of it, in words.
+
+        It is released, so that it may be claimed again later; but one by hand is ended, as its caller is told of it.
         """
-        keys, arguments = [self._keys.runs(request.job)], (request.slot_ms, request.token, 0, "")
+        keys = [self._keys.runs(request.job)]
+        name, done = "release", "released again"
+        arguments: tuple[object, ...] = (request.slot_ms, request.token, 0, "")
+        if request.reason == "manual":
+            name, done = "finish", "ended as failed"
+            arguments = (request.slot_ms, request.token, "failed", 1, NOT_STARTED)
         try:
-            self._call("release", keys, arguments, deadline, job=request.job, urgent=True)
-        except StoreError as error:  # its lease runs out, or the same claim, sent again, wins and releases it
-            return f"the claim of {request.job!r} was won, could not be released ({error})"
-        return f"the claim of {request.job!r} was won and released again"
+            self._call(name, keys, arguments, deadline, job=request.job, urgent=True)
+        except StoreError as error:  # its lease runs out, or the same claim, sent again, wins and comes here again
+            return f"the claim of {request.job!r} was won and could not be {done} ({error})"
+        return f"the claim of {request.job!r} was won and {done}"
 
     def _heartbeat(
         self, job: str, slot_ms: int, token: str, lease_ms: int, checkpoint: str | None, timeout: float

@@ -48,6 +48,8 @@ _SHOWN = frozenset(_PARAMETERS) - {"password", "sentinel_password"}
 """Whose values may be shown. Not so any others': they may be a misspelt password's."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NOT_IN_A_HOST = set("/\\@?#\"'<>{}$%;=&*^|`()!+")
+_ODD_HOSTS = re.compile(r"(^|,):|;|^[^\[,]*:[^,]*:|,[^\[,]*:[^,]*:")
+"""A host that begins with a colon or has two, and is no address in brackets; or a semicolon."""
 _SOCKET_AND_DB = re.compile(r"(.*\.sock)/([0-9]+)/?", re.DOTALL)
 _LARGEST_DB = 2**31 - 1
 _LONGEST_SOCKET = 107  # bytes, on Linux; a few less elsewhere
@@ -88,6 +90,10 @@ def masked(url: str) -> str:
         user, colon, _ = rest.partition(":")
         user = user if colon and user.isalnum() else ""
         rest = f"{user}:***@{rest.rpartition('@')[2]}"
+    else:
+        hosts = re.split("[/?#]", rest, maxsplit=1)[0]
+        if _ODD_HOSTS.search(hosts) is not None:  # perhaps a password before something else than an @
+            rest = "***" + rest[len(hosts) :]
     rest, question_mark, query = rest.partition("?")
     pairs = []
     for pair in query.split("&"):
@@ -113,6 +119,11 @@ def parse(url: str) -> Target:
     kind, tls = _SCHEMES[scheme]
     _check_parameters(query, shown, kind, tls=tls)
     userinfo, _, hosts = parts.netloc.rpartition("@")
+    if "@" in userinfo and kind in ("sentinel", "cluster"):
+        raise ConfigurationError(
+            "this Redis URL (not shown, it holds a password) has more than one @. One user and one password count for "
+            "all servers of a list: write them once, before the first host, and an @ of a password as %40"
+        )
     username, password = _user(userinfo, query, shown)
     path = [unquote(part) for part in parts.path.split("/") if part]
     master = ""

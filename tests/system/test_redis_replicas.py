@@ -18,7 +18,7 @@ from fix_servers_redis import LABELS, RedisServer, knows_replica, program, repli
 from leaselib._model import ClaimAnswer, Run, to_ms
 from leaselib.errors import StoreError
 from leaselib.stores._base import GivenBackError
-from leaselib.stores._redis import RedisStore
+from leaselib.stores._redis import NOT_STARTED, RedisStore
 
 pytestmark = pytest.mark.system
 _tokens = (f"token-{n}" for n in itertools.count())
@@ -435,6 +435,20 @@ def test_a_frozen_sentinel_leaves_time_for_the_next_one(primary: RedisServer) ->
         store._route._forget(("127.0.0.1", primary.port))  # type: ignore[attr-defined]
         assert store.ping(timeout=0.3)
         store.close()
+
+
+def test_a_claim_by_hand_that_is_given_back_is_run_by_nobody_later(primary: RedisServer) -> None:
+    """Its caller is told that it failed. Claims of slots are released, for whoever claims them next."""
+    waiting = RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.1)
+    slot = due(waiting)
+    with pytest.raises(GivenBackError, match="was won and ended as failed, but 0 instead of 1"):
+        claim(waiting, slot, token="mine", reason="manual")
+    run = waiting.get("job", slot)
+    assert run is not None
+    assert (run.status, run.error) == ("failed", NOT_STARTED)
+    assert waiting.unfinished(["job"]) == []
+    assert not waiting.release("job", slot, "mine"), "what an instance does with a claim that it gives up"
+    waiting.close()
 
 
 def test_a_win_that_is_given_back_tells_which_dead_runs_it_has_ended(primary: RedisServer) -> None:

@@ -235,41 +235,52 @@ def test_an_epoch_that_lies_ahead_after_a_step_back_makes_no_slot_wait_for_it():
 
 def test_one_jobs_trouble_begins_once_and_is_over_when_all_that_failed_has_got_through():
     made = JobTroubles()
-    assert made.failed("a", None, unreplicated=False)
-    assert not made.failed("a", None, unreplicated=False)
-    assert made.failed("b", 7, unreplicated=False)
-    assert not made.failed("a", 7, unreplicated=False)
+    assert made.failed("a", None, "write")
+    assert not made.failed("a", None, "write")
+    assert made.failed("b", 7, "write")
+    assert not made.failed("a", 7, "write")
     assert not made.answered("a", None, "write")
     assert not made.answered("a", 8, "write")
     assert made.answered("a", 7, "write")
     assert not made.answered("a", 7, "write")
-    assert made.failed("a", 7, unreplicated=False), "the next trouble is told as well"
+    assert made.failed("a", 7, "write"), "the next trouble is told as well"
 
 
 def test_the_trouble_of_an_attempt_that_is_over_ends_with_the_jobs_next_claim():
     made = JobTroubles()
     made.attempt_over("a", 7)
     assert not made.answered("a", None, "write"), "it was in no trouble"
-    assert made.failed("a", 7, unreplicated=False)
+    assert made.failed("a", 7, "write")
     made.attempt_over("a", 7)
-    assert not made.failed("a", None, unreplicated=False)
+    assert not made.failed("a", None, "write")
     assert made.answered("a", None, "write")
 
 
 def test_a_removed_job_takes_its_trouble_with_it():
     made = JobTroubles()
-    assert made.failed("a", None, unreplicated=False)
+    assert made.failed("a", None, "write")
     made.removed("a")
     assert not made.answered("a", None, "write")
-    assert made.failed("a", None, unreplicated=False)
+    assert made.failed("a", None, "write")
+
+
+def test_a_load_that_gets_through_says_nothing_of_claims_that_fail():
+    """The records of runs may be sound, and what claims look at besides them not."""
+    made = JobTroubles()
+    assert made.failed("a", None, "write")
+    assert not made.failed("a", None, "load")
+    assert not made.answered("a", None, "load")
+    assert made.answered("a", None, "write")
+    assert made.failed("a", None, "load")
+    assert made.answered("a", None, "load")
 
 
 def test_too_few_replicas_for_a_job_are_over_only_with_what_waits_for_them():
     """Each place by itself: a finish that gets through says nothing of its claims."""
     made = JobTroubles()
-    assert made.failed("a", 7, unreplicated=True)
-    assert not made.failed("a", None, unreplicated=True)
-    assert not made.failed("a", 7, unreplicated=False)
+    assert made.failed("a", 7, "replicas")
+    assert not made.failed("a", None, "replicas")
+    assert not made.failed("a", 7, "write")
     for kind in ("load", "write"):
         assert not made.answered("a", 7, kind)
         assert not made.answered("a", None, kind)

@@ -525,9 +525,9 @@ def test_malformed_records_at_a_claim_cost_that_slot_and_no_other_job():
     a = world.instance(quiet(name="bad"), quiet(name="good"))
     world.advance(125_000)
     assert {e.job for e in a.events("success")} == {"good"}
-    assert [(e.job, e.reason, e.slot_ms) for e in a.events("store_error")] == [
-        ("bad", "malformed", SLOT_MS),
-        ("bad", "malformed", SLOT_MS + 60_000),
-    ]
+    (told,) = a.events("store_error", "store_ok")
+    assert (told.job, told.reason, told.slot_ms) == ("bad", "malformed", SLOT_MS)
+    skipped = [("bad", "missed", SLOT_MS, "malformed"), ("bad", "missed", SLOT_MS + 60_000, "malformed")]
+    assert [(e.job, e.reason, e.slot_ms, e.error) for e in a.events("skip")] == skipped
     assert a.planner.health.state == "up"
     assert a.planner.free == 4
