@@ -406,7 +406,8 @@ class Planner:
     def orphan_answered(self, orphan: Orphan, boot_ms: int) -> list[Effect]:
         """Released, or not ours: either way nobody waits for that token any more."""
         self.orphans.answered()
-        return self._answered(orphan.job, None, boot_ms, "load")  # refused, it says nothing of writes
+        effects = self._job_answered(orphan.job, None, boot_ms, "load")
+        return effects + self._reached(boot_ms, "load")  # refused, it says nothing of writes
 
     def orphan_failed(self, orphan: Orphan, failure: Failure, boot_ms: int) -> list[Effect]:
         """To be released again once the store is back, until the lease must be over anyway."""
@@ -434,8 +435,7 @@ class Planner:
             job = self.calendar.jobs.get(name)
             if job is not None and job.phase == "loading":
                 self._begin(job, by_job.get(name, []), boot_ms)
-            if self.link.jobs.answered(name, None, "load"):
-                effects.append(self._reports.job_ok(name, boot_ms))
+            effects += self._job_answered(name, None, boot_ms, "load")
         return [*effects, *self._load(), *self._dispatch(boot_ms)]
 
     def _begin(self, job: JobState, runs: list[Unfinished], boot_ms: int) -> None:
@@ -469,9 +469,7 @@ class Planner:
         self.link.pinging = False
         return self._failed(failure, boot_ms, kind="ping")
 
-    def _heard(
-        self, sent_ms: int, boot_ms: int, now_ms: int, epoch: str, job: str | None = None
-    ) -> list[Effect]:
+    def _heard(self, sent_ms: int, boot_ms: int, now_ms: int, epoch: str, job: str | None = None) -> list[Effect]:
         """An answer told the store's clock and an epoch: that job's own or, if None, the store's."""
         if self.clock.add(sent_ms, boot_ms, now_ms) < 0:
             self.calendar.step_back(self.clock.store_ms(boot_ms) or 0)
@@ -479,9 +477,9 @@ class Planner:
 
     def _reached(self, boot_ms: int, kind: Kind = "ping") -> list[Effect]:
         """The store answered a read: runners send what is overdue now, backups hold back for a heartbeat or two."""
-        was = self.health.state
+        was_down = self.health.state == "down"
         over = self.health.answered(kind)
-        if was == "down":
+        if was_down and self.health.state != "down":
             return self._back(boot_ms, over)
         told: list[Effect] = [self._reports.event("store_ok", boot_ms)] if over else []
         return [*told, *self._load()]
@@ -497,15 +495,17 @@ class Planner:
 
     def _answered(self, job: str, attempt_slot_ms: int | None, boot_ms: int, kind: Kind) -> list[Effect]:
         """The store carried out a write; of the attempt of that slot, or of none."""
-        effects: list[Effect] = []
-        if self.link.jobs.answered(job, attempt_slot_ms, kind):
-            effects.append(self._reports.job_ok(job, boot_ms))
+        effects = self._job_answered(job, attempt_slot_ms, boot_ms, kind)
         was_down = self.health.state == "down"
         if not self.health.answered(kind):
             return effects
         if was_down:
             return effects + self._back(boot_ms, True)
         return [*effects, self._reports.event("store_ok", boot_ms), *self._dispatch(boot_ms)]
+
+    def _job_answered(self, job: str, attempt_slot_ms: int | None, boot_ms: int, kind: Kind) -> list[Effect]:
+        over = self.link.jobs.answered(job, attempt_slot_ms, kind)
+        return [self._reports.job_ok(job, boot_ms)] if over else []
 
     def _back(self, boot_ms: int, over: bool) -> list[Effect]:
         effects: list[Effect] = [self._reports.event("store_ok", boot_ms)] if over else []

@@ -30,7 +30,7 @@ DEFAULT_TIMEOUT_S = 10.0
 
 
 class GivenBackError(StoreError):
-    """A claim was won, but too few replicas had it in time, so it was released again.
+    """A claim was won, but too few replicas had it in time, so it was given back.
 
     Attributes:
         interrupted: slots of older, dead runs of the job that the claim marked `interrupted`, which stays so.

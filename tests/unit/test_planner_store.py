@@ -157,6 +157,27 @@ def test_what_a_release_was_answered_says_nothing_of_claims_that_are_refused():
     assert a.summary("store_error", "store_ok") == [("store_error", "permanent")]
 
 
+def test_a_release_that_is_answered_lets_jobs_load_that_wait_for_the_store():
+    """It says that the store can be read again; nothing else may come for long."""
+    world = World()
+    a = world.instance(spec(every=3_600, catch_up=0), share=1.0)
+    world.advance(5_000)
+    fates = {"claim": lost_request(), "release": Fate(0, 3_000)}
+    world.fate = lambda call: fates.get(call.kind, DELIVERED)
+    a.manual()  # what it may have won is released as soon as a ping gets through
+    world.advance(1_000)
+    assert [c.body for c in world.sent("release")] == ["orphan"]
+    fates["ping"] = lost_request()
+    a.manual()
+    world.advance(100)
+    assert a.planner.health.state == "down"
+    a.add(spec("late", every=3_600, catch_up=0))
+    world.advance(1_000)
+    assert a.planner.calendar.jobs["late"].phase == "loading"
+    world.advance(2_000)
+    assert a.planner.calendar.jobs["late"].phase == "waiting"
+
+
 def test_the_trouble_of_a_job_that_was_removed_is_forgotten_with_its_last_run():
     """Added again, its first trouble is told like any other's."""
     world = World()
