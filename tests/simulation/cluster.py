@@ -217,7 +217,9 @@ class Cluster(World):
             self._strike_member(fault, who)
 
     def _strike_member(self, fault: Fault, who: Member) -> None:
-        if fault.kind == "pause":
+        if fault.kind == "pause" and fault.at_ms % 3 == 0:  # right before a handler starts, which chance rarely hits
+            who.pauses_until_ms = self.now_ms + fault.for_ms
+        elif fault.kind == "pause":
             who.freeze(fault.for_ms)
         elif fault.kind == "crash":
             who.kill()
@@ -278,6 +280,7 @@ class Member(Instance):
         stopped_ms: when it was told to stop, in the world's time.
         gone_ms: when its process ended, in the world's time.
         busy: since when it has had a free worker, or none: (the world's time, whether it has one).
+        pauses_until_ms: it is paused as soon as a claim of its is won, until then in the world's time.
     """
 
     world: Cluster
@@ -291,6 +294,7 @@ class Member(Instance):
         self.stopped_ms: int | None = None
         self.gone_ms: int | None = None
         self.busy: list[tuple[int, bool]] = [(cluster.now_ms, True)]
+        self.pauses_until_ms = 0
         self._net = random.Random(f"{plan.seed}-net-{self.name}")
 
     @property
@@ -348,6 +352,8 @@ class Member(Instance):
             if result is True and call.kind in ("heartbeat", "release"):
                 self._note_saved(call)
             answered(result)
+            if good and call.kind == "claim" and self.pauses_until_ms > cluster.now_ms:
+                self.freeze(self.pauses_until_ms - cluster.now_ms)
 
         _Sent(self, call, execute, take, failed).go(_Way(self._net, call, cluster, self.place))
 
@@ -488,7 +494,10 @@ class _Way:
             return
         delay, hold = cluster.faces("delay", place), cluster.faces("hold", place)
         if cluster.faces("duplicate", place):
-            self.out_ms.append(self.out_ms[0] + 1 + int(draws[2] * 2_000))
+            later_ms = int(draws[2] * 2_000)
+            if draws[0] < 0.3:  # long enough for others to have taken over, and over in the calm time
+                later_ms = max(later_ms, min(10 * later_ms, START_MS + cluster.plan.calm_ms - cluster.now_ms))
+            self.out_ms.append(self.out_ms[0] + 1 + later_ms)
         if delay is not None:
             self.out_ms = [ms + int(draws[0] * delay.amount) for ms in self.out_ms]
             self.back_ms += int(draws[1] * delay.amount)

@@ -139,7 +139,10 @@ def _faults(
     """A random subset of the kinds is switched on; between few and many of them happen."""
     kinds = chance.sample(FAULTS, chance.randint(1, min(7, len(FAULTS))))
     lease_ms = max(round(job.options["lease"] * 1000) for job in jobs)
-    made = [one(chance, chance.choice(kinds), names, lease_ms, calm_ms) for _ in range(chance.choice((2, 6, 12, 25)))]
+    count = chance.choice((2, 6, 12, 25))
+    if chance.random() < 0.05:  # copies of claims that arrive while nobody is there to take over
+        kinds, count = ["duplicate", "stop", "crash", "pause"], 25
+    made = [one(chance, chance.choice(kinds), names, lease_ms, calm_ms) for _ in range(count)]
     return tuple(sorted(made, key=lambda fault: fault.at_ms))
 
 
