@@ -252,7 +252,8 @@ def test_sessions_ended_between_two_slots_are_not_told(server: PostgresServer, s
         scheduler.on(name, heard.add)
     scheduler.add(lambda ctx: ctx.check(), Every(days=300), name="job")
     with scheduler:
-        wait_until(lambda: store._pool._idle, "an idle session")
+        # Until the last call of the start was answered: its session must not be ended in the middle of it.
+        wait_until(lambda: scheduler.health().clock_offset is not None and store._pool._idle, "an idle session")
         terminate(server)
         assert scheduler.run_now("job") == "won"
         heard.wait(lambda: heard.count("success") == 1)
