@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -83,8 +84,9 @@ def no_leaks() -> Iterator[None]:
     threads_before, children_before = set(threading.enumerate()), _children()
     yield
     started = [t for t in threading.enumerate() if t.name.startswith("leaselib") and t not in threads_before]
+    deadline = time.monotonic() + LEAK_TIMEOUT_S
     for thread in started:
-        thread.join(LEAK_TIMEOUT_S)
+        thread.join(max(0.0, deadline - time.monotonic()))
     left = sorted(t.name for t in started if t.is_alive())
     assert not left, f"the test left threads running: {left}. Stop the scheduler or store that started them"
     children = _children() - children_before - fix_stores.kept_processes()

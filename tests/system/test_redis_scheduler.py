@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -46,21 +46,26 @@ class Facts:
 
 
 @contextmanager
+def started(facts: Facts, *schedulers: Scheduler) -> Iterator[None]:
+    """They run, and tell what they report; stopped also if the test fails."""
+    with ExitStack() as opened:
+        for scheduler in schedulers:
+            for name in EVENT_NAMES:
+                scheduler.on(name, facts.note)
+            opened.enter_context(scheduler)
+        yield
+
+
+@contextmanager
 def instances(url: str, *jobs: str) -> Iterator[Facts]:
     """Two instances of one program, with jobs that are due every second."""
     facts = Facts()
     schedulers = [Scheduler(url, lease=2, heartbeat=0.3, jitter=0.1, stop_timeout=5) for _ in range(2)]
     for scheduler in schedulers:
-        for name in ("start", "success", "failed", "lost", "skip", "store_error", "store_ok"):
-            scheduler.on(name, facts.note)
         for job in jobs:
             scheduler.every(seconds=1, name=job)(lambda ctx: None)
-        scheduler.start()
-    try:
+    with started(facts, *schedulers):
         yield facts
-    finally:
-        for scheduler in schedulers:
-            scheduler.stop()
 
 
 def assert_each_slot_started_once(facts: Facts) -> None:
@@ -139,39 +144,33 @@ def test_too_few_replicas_are_one_trouble_for_each_instance_and_runs_that_go_on_
         for _ in range(2)
     ]
     for scheduler in schedulers:
-        for name in EVENT_NAMES:
-            scheduler.on(name, facts.note)
         scheduler.every(seconds=1, name="tick")(lambda ctx: None)
-        scheduler.every(hours=1, name="long")(lambda ctx: may_end.wait(30) and None)
-        scheduler.start()
-    facts.wait(lambda events: facts.count("success") >= 2)
-    assert schedulers[0].run_now("long") == "won"
-    facts.wait(lambda events: any(event.name == "start" and event.job == "long" for event in events))
-    plain = RedisStore(primary.url())
-    link.cut()
-    facts.wait(lambda events: facts.count("store_error") >= 2)
-    seen, (run,) = len(facts.events), plain.unfinished(["long"])
-    for _ in range(5):  # heartbeats
-        before_ms = to_ms(run.lease_end)
-        wait_until(lambda known=before_ms: to_ms(plain.unfinished(["long"])[0].lease_end) > known, "a heartbeat")
-        (run,) = plain.unfinished(["long"])
-    may_end.set()
-    wait_until(lambda: not plain.unfinished(["long"]), "the end to be recorded")
-    waits = waited(primary)
-    wait_until(lambda: waited(primary) > waits + 5, "more tries")
-    assert facts.events[seen:] == []
-    assert not any(scheduler.health().store_reachable for scheduler in schedulers)
-    link.mend()
-    facts.wait(lambda events: any(event.name == "success" and event.job == "long" for event in events))
-    facts.wait(lambda events: facts.count("store_ok") >= 2)
-    before = facts.count("success")
-    facts.wait(lambda events: facts.count("success") >= before + 3)
-    for scheduler in schedulers:
-        scheduler.stop()
+        scheduler.every(days=36_500, name="long")(lambda ctx: may_end.wait(30) and None)
+    with started(facts, *schedulers), closing(RedisStore(primary.url())) as plain:
+        facts.wait(lambda events: facts.count("success") >= 2)
+        assert schedulers[0].run_now("long") == "won"
+        facts.wait(lambda events: any(event.name == "start" and event.job == "long" for event in events))
+        link.cut()
+        facts.wait(lambda events: facts.count("store_error") >= 2)
+        seen, (run,) = len(facts.events), plain.unfinished(["long"])
+        for _ in range(5):  # heartbeats
+            before_ms = to_ms(run.lease_end)
+            wait_until(lambda known=before_ms: to_ms(plain.unfinished(["long"])[0].lease_end) > known, "a heartbeat")
+            (run,) = plain.unfinished(["long"])
+        may_end.set()
+        wait_until(lambda: not plain.unfinished(["long"]), "the end to be recorded")
+        waits = waited(primary)
+        wait_until(lambda: waited(primary) > waits + 5, "more tries")
+        assert facts.events[seen:] == []
+        assert not any(scheduler.health().store_reachable for scheduler in schedulers)
+        link.mend()
+        facts.wait(lambda events: any(event.name == "success" and event.job == "long" for event in events))
+        facts.wait(lambda events: facts.count("store_ok") >= 2)
+        before = facts.count("success")
+        facts.wait(lambda events: facts.count("success") >= before + 3)
     assert facts.count("store_error") == facts.count("store_ok") == 2
     assert facts.count("lost") == facts.count("failed") == 0
     assert_each_slot_started_once(Facts([event for event in facts.events if event.job == "tick"]))
-    plain.close()
 
 
 def waited(server: RedisServer) -> int:
@@ -195,9 +194,10 @@ def test_after_a_failover_that_lost_the_claim_its_runner_is_stopped_and_the_slot
     An instance that starts within the slot's lateness finds no state and runs it again, with a larger fence.
     """
     facts, fences, reasons = Facts(), [], []
-    with Proxy(("127.0.0.1", primary.port)) as address:
+    with ExitStack() as opened:
+        address = opened.enter_context(Proxy(("127.0.0.1", primary.port)))
         url = f"redis://127.0.0.1:{address.port}"
-        store = RedisStore(url)
+        store = opened.enter_context(closing(RedisStore(url)))
         slot = store.now().replace(microsecond=0) + timedelta(seconds=1)
 
         def work(ctx: RunContext) -> None:
@@ -209,15 +209,12 @@ def test_after_a_failover_that_lost_the_claim_its_runner_is_stopped_and_the_slot
                     reasons.append(error.reason)
                     raise
 
-        def instance() -> Scheduler:
+        def instance() -> None:
             scheduler = Scheduler(url, lease=5, heartbeat=0.3, jitter=0, stop_timeout=5)
-            for name in ("start", "success", "failed", "lost"):
-                scheduler.on(name, facts.note)
             scheduler.add(work, Once(slot), name="job")
-            scheduler.start()
-            return scheduler
+            opened.enter_context(started(facts, scheduler))
 
-        first = instance()
+        instance()
         link.cut()
         facts.wait(lambda events: facts.count("start") == 1)
         primary.kill()
@@ -225,12 +222,9 @@ def test_after_a_failover_that_lost_the_claim_its_runner_is_stopped_and_the_slot
         address.target = ("127.0.0.1", link.replica.port)
         address.reset_all()
         facts.wait(lambda events: facts.count("lost") == 1)
-        second = instance()
+        instance()
         facts.wait(lambda events: facts.count("success") == 1)
-        first.stop()
-        second.stop()
         run = store.get("job", slot)
-        store.close()
     lost, again = (next(event for event in facts.events if event.name == name) for name in ("lost", "success"))
     assert (lost.reason, lost.slot, reasons) == ("refused", slot, ["refused"])
     assert (again.slot, again.attempt) == (slot, 1)

@@ -63,7 +63,7 @@ def note(event):
 scheduler = Scheduler(SQLiteStore(sys.argv[1]), lease=3, heartbeat=0.5, catch_up=0)
 for name in ("failed", "lost"):
     scheduler.on(name, note)
-scheduler.add(bad, Every(86_400))
+scheduler.add(bad, Every(days=300))
 with scheduler:
     assert scheduler.run_now("bad") == "won"
     ended.wait(5)
