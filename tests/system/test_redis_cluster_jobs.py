@@ -36,9 +36,7 @@ def of_store(events: list[Event]) -> list[str | None]:
     return [event.error for event in events if event.job is None and event.name in ("store_error", "store_ok")]
 
 
-@pytest.mark.parametrize(
-    ("epochs", "frozen"), [(True, False), (False, False), (True, True)], ids=["epoch-killed", "killed", "epoch-frozen"]
-)
+@pytest.mark.parametrize(("epochs", "frozen"), [(False, False), (True, True)], ids=["killed", "epoch-frozen"])
 def test_a_dead_node_stops_its_own_jobs_alone(cluster: RedisCluster, epochs: bool, frozen: bool) -> None:
     """Whether it holds the namespace's epoch or not: each of its jobs has a `store_error` of its own.
 
