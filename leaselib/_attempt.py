@@ -18,8 +18,10 @@ from leaselib._effects import Beat, Effect, Emit, SetSignal, Wake
 from leaselib._link import StoreClock
 from leaselib._model import Record, cut_error
 from leaselib._random import Chance
+from leaselib.errors import ConfigurationError
 
 AbortReason = Literal["stopping", "refused", "unreachable", "timeout"]
+Word = Literal["success", "failed", "release"]
 FIRST_RETRY_MS = 50
 NOT_COMMITTED = (
     "the transaction that ctx.finish(connection) was called in was not committed, so nothing of it was recorded; "
@@ -54,7 +56,7 @@ class Attempt:
         self.spec, self.record, self._clock, self._chance = spec, record, clock, chance
         self.phase: Literal["claimed", "running", "ending", "over"] = "claimed"
         self.abort_reason: AbortReason | None = None
-        self.word: Literal["success", "failed", "release"] | None = None
+        self.word: Word | None = None
         self.started_boot_ms: int | None = None
         self.duration_ms: int | None = None
         self.error: str | None = None
@@ -224,7 +226,13 @@ class Attempt:
         return [Wake(self)] if self._beat_tries or self._word_tries else []
 
     def checkpoint(self, value: str, boot_ms: int, *, flush: bool) -> list[Effect]:
-        """Remembers a checkpoint (JSON text) for the next heartbeat or the release; `flush` makes that now."""
+        """Remembers a checkpoint (JSON text) for the next heartbeat or the release; `flush` makes that now.
+
+        Raises:
+            ConfigurationError: ctx.finish was called before.
+        """
+        if self.ending_inside:
+            raise ConfigurationError("ctx.finish has ended this run: call ctx.checkpoint before it")
         self._checkpoint = value
         self.checkpoint_serial += 1
         if not flush:
@@ -304,10 +312,9 @@ class Attempt:
             self.word = "failed"
         return [Wake(self)]
 
-    def turn_down(self, why: str) -> list[Effect]:
+    def turn_down(self, why: str) -> None:
         """Nobody may run this: it ends as failed without its handler. What listeners are told is the caller's."""
         self._turned_down = why
-        return [Wake(self)]
 
     def never_started(self, boot_ms: int) -> list[Effect]:
         """The handler isn't to start: the run is handed over, unless somebody else has it by now or nobody may."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from leaselib._attempt import Attempt
-    from leaselib._claims import Claim, Orphan
+    from leaselib._claims import Claim, Failure, Orphan
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """The outcome for whoever waits in `run_now`; with `error` it isn't known, and that is why."""
+    """The outcome for whoever waits in `run_now`; with `failure` it isn't known, and that is why."""
 
     claim: Claim
     outcome: str
-    error: str | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from leaselib import _life
 from leaselib._attempt import Attempt, Step
 from leaselib._model import ERROR_BYTES, from_ms
 from leaselib.context import RunContext, Signal
-from leaselib.errors import ConfigurationError, StoreError
+from leaselib.errors import StoreError
 
 if TYPE_CHECKING:
     from leaselib._instance import Instance
@@ -79,8 +79,6 @@ class Execution:
             self.beaten.clear()
             return effects
 
-        if attempt.ending_inside:
-            raise ConfigurationError("ctx.finish has ended this run: call ctx.checkpoint before it")
         self._instance.decide(decide)
         if not flush:
             return
@@ -182,12 +180,12 @@ class Execution:
         instance, attempt, planner = self._instance, self.attempt, self._instance.planner
         record, word, timeout = attempt.record, attempt.word, timeout_ms / 1000
         slot = from_ms(record.slot_ms)
+        assert word is not None
         try:
             if word == "release":
                 checkpoint = attempt.pending_checkpoint
                 accepted = instance.store.release(record.job, slot, record.token, checkpoint, timeout=timeout)
             else:
-                assert word is not None
                 error = attempt.error if word == "failed" else None
                 accepted = instance.store.finish(record.job, slot, record.token, word, error, timeout=timeout)
         except Exception as error:  # noqa: BLE001  whatever the store raised, the word goes out again
@@ -196,12 +194,7 @@ class Execution:
                 lambda now_ms: attempt.word_failed(now_ms) + planner.attempt_failed(attempt, failure, now_ms)
             )
         else:
-            instance.decide(
-                lambda now_ms: (
-                    attempt.word_answered(accepted, now_ms)
-                    + planner.attempt_answered(attempt, now_ms, sure=accepted and word != "release")
-                )
-            )
+            instance.decide(lambda now_ms: planner.word_answered(attempt, word, accepted, now_ms))
 
     # ---- the heartbeat thread -----------------------------------------------------------------------------------
 
@@ -237,11 +230,7 @@ class Execution:
                 lambda now_ms: attempt.beat_failed(now_ms) + planner.attempt_failed(attempt, failure, now_ms)
             )
         else:
-            instance.decide(
-                lambda now_ms: (
-                    attempt.beat_answered(accepted, sent_ms, now_ms) + planner.attempt_answered(attempt, now_ms)
-                )
-            )
+            instance.decide(lambda now_ms: planner.beat_answered(attempt, accepted, sent_ms, now_ms))
         self.beaten.set()
 
 

@@ -93,17 +93,23 @@ class Instance:
     # ---- deciding and doing -------------------------------------------------------------------------------------
 
     def decide(self, decision: Callable[[int], list[Effect]]) -> Execution | None:
-        """Takes a decision under the lock, then does what it says. Returns the execution that a won claim begins."""
+        """Takes a decision under the lock, then does what it says. Returns the execution that a won claim begins.
+
+        Events are noted under the lock too, so that they are told in the order of the decisions.
+        """
         with self.lock:
             effects = decision(self.clock.boot_ms())
             begun = None
             for effect in effects:
                 if type(effect) is Begin:
                     begun = self.executions[effect.attempt.record.token] = Execution(self, effect.attempt)
+                elif type(effect) is Emit:
+                    self._note(effect)
             due_ms = self.planner.due_boot_ms()
             if due_ms is not None and due_ms < self._wake_at_ms:
                 self._wake_at_ms = due_ms
                 self._due.notify()
+        self.events.flush()
         self._do(effects)
         return begun
 
@@ -112,8 +118,6 @@ class Instance:
             kind = type(effect)
             if isinstance(effect, SendClaim):
                 self._claims.put(effect.claim)
-            elif isinstance(effect, Emit):
-                self._emit(effect)
             elif isinstance(effect, (Ping, Load, ReleaseOrphan)):
                 self._tasks.put(effect)
             elif isinstance(effect, Tell):
@@ -131,7 +135,7 @@ class Instance:
                     execution.wake.set()
                 execution.poke()
 
-    def _emit(self, effect: Emit) -> None:
+    def _note(self, effect: Emit) -> None:
         at_ms = self.clock.wall_ms() if effect.at_ms is None else effect.at_ms
         event = Event(
             name=effect.name,
@@ -147,7 +151,7 @@ class Instance:
             handed_over=effect.handed_over,
             count=effect.count,
         )
-        self.events.emit(event, effect.trace)
+        self.events.note(event, effect.trace)
 
     def failure(self, error: Exception) -> Failure:
         """What a store raised, for the planner. What no store should raise is logged, and counts as transient."""
@@ -299,7 +303,7 @@ class Instance:
         """Claims a run of the job whose slot is now. Returns the outcome, or `busy`.
 
         Raises:
-            StoreError: the store could not be asked; nothing will run.
+            StoreError: see Scheduler.run_now.
         """
         if self.planner.clock.offset_ms is None:
             sent_ms = self.clock.boot_ms()
@@ -325,8 +329,12 @@ class Instance:
             raise StoreError(f"the claim of job {name!r} by hand got no answer in time", transient=True) from None
         finally:
             del self._waiters[claim]
-        if told.error is not None:
-            raise StoreError(f"the claim of job {name!r} by hand got no answer: {told.error}", transient=True)
+        failure = told.failure
+        if failure is not None:
+            message = f"job {name!r} was not run by hand: {failure.error}"
+            raise StoreError(
+                message, transient=not failure.permanent, job=failure.job, unreplicated=failure.unreplicated
+            )
         return told.outcome
 
     # ---- stop ---------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from leaselib._model import epoch_ms
 from leaselib._random import Chance
 
 Kind = Literal["ping", "load", "write", "sure"]
-"""An operation: `write` is a heartbeat or a release, `sure` a claim or a finish, which a store may make sure of by
-waiting for replicas."""
+"""What an answer proves: that the store can be reached (`ping`), read (`load`), written to (`write`), or that a claim
+or a finish is on as many replicas as are waited for (`sure`)."""
 Trouble = Literal["ping", "load", "write", "replicas"]
 """What fails, the one that asks for most last. `replicas`: all is carried out, but too few replicas have it in time."""
 
@@ -239,8 +239,10 @@ class JobTroubles:
             self._places[job] = {(None if at == slot_ms else at, what) for at, what in self._places[job]}
 
     def removed(self, job: str) -> None:
-        """The job is gone, and its trouble is nobody's any more."""
-        self._places.pop(job, None)
+        """The job is gone. What no attempt asked is nobody's trouble any more; that of attempts that go on remains."""
+        places = {place for place in self._places.pop(job, ()) if place[0] is not None}
+        if places:
+            self._places[job] = places
 
 
 class Loads:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
-from leaselib._attempt import Attempt
+from leaselib._attempt import Attempt, Word
 from leaselib._backup import Backups
 from leaselib._calendar import Calendar
 from leaselib._claims import Claim, Failure, JobSpec, JobState, Orphan, Unfinished
@@ -275,7 +275,7 @@ class Planner:
         effects += self._superseded(claim, failure.interrupted, boot_ms)
         watch, job = claim.watch, self.calendar.jobs.get(claim.spec.name)
         if claim.reason == "manual":
-            effects.append(Tell(claim, "unknown", failure.error))
+            effects.append(Tell(claim, "unknown", failure))
         if claim.reason == "manual" or claim.cancelled or self.stopping:
             self.orphans.give_up(claim, boot_ms)
             effects += self._release_orphans(boot_ms)
@@ -319,7 +319,7 @@ class Planner:
         return effects + self._dispatch(boot_ms)
 
     def _superseded(self, claim: Claim, slots_ms: Iterable[int], boot_ms: int) -> list[Effect]:
-        """That claim has ended older, dead runs of the job."""
+        """That claim has ended other, dead runs of the job."""
         effects: list[Effect] = []
         for slot_ms in slots_ms:
             self.backups.drop(claim.spec.name, slot_ms)
@@ -335,7 +335,8 @@ class Planner:
         stale = self.link.epochs.lost_slot(claim.spec.name, claim.slot_ms) and answer.record.attempt == 1
         effects: list[Effect] = []
         if stale:  # handed over, it would be started by whoever takes it
-            effects += [*attempt.turn_down(OLDER_THAN_DATA), self._reports.skip_lost(claim, boot_ms)]
+            attempt.turn_down(OLDER_THAN_DATA)
+            effects.append(self._reports.skip_lost(claim, boot_ms))
         elif self.stopping or claim.cancelled:
             effects += attempt.stop()
         return [*effects, Begin(attempt)]
@@ -484,9 +485,16 @@ class Planner:
         told: list[Effect] = [self._reports.event("store_ok", boot_ms)] if over else []
         return [*told, *self._load()]
 
-    def attempt_answered(self, attempt: Attempt, boot_ms: int, *, sure: bool = False) -> list[Effect]:
-        """The store answered a heartbeat, finish or release of that attempt; `sure`: it accepted a finish."""
-        return self._answered(attempt.spec.name, attempt.record.slot_ms, boot_ms, "sure" if sure else "write")
+    def beat_answered(self, attempt: Attempt, accepted: bool, sent_ms: int, boot_ms: int) -> list[Effect]:
+        """The store answered a heartbeat of that attempt, sent at `sent_ms`."""
+        effects = attempt.beat_answered(accepted, sent_ms, boot_ms)
+        return effects + self._answered(attempt.spec.name, attempt.record.slot_ms, boot_ms, "write")
+
+    def word_answered(self, attempt: Attempt, word: Word, accepted: bool, boot_ms: int) -> list[Effect]:
+        """The store answered that last word of that attempt."""
+        effects = attempt.word_answered(accepted, boot_ms)
+        kind: Kind = "sure" if accepted and word != "release" else "write"
+        return effects + self._answered(attempt.spec.name, attempt.record.slot_ms, boot_ms, kind)
 
     def attempt_failed(self, attempt: Attempt, failure: Failure, boot_ms: int) -> list[Effect]:
         """A heartbeat, finish or release of that attempt failed."""

@@ -11,6 +11,7 @@ import inspect
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -118,12 +119,14 @@ class Listeners:
 class Dispatcher:
     """One instance's way to its listeners. After `close`, events are handled in the thread in which they occur.
 
-    A lock of its own guards the queue's ends and the counts; nothing is called while it is held.
+    A lock of its own guards the queue's ends and the counts; nothing is called while it is held. Events are told in the
+    order in which `note` was called.
     """
 
     def __init__(self, listeners: Listeners) -> None:
         self._listeners = listeners
         self._guard = threading.Lock()
+        self._noted: deque[tuple[Event, str | None]] = deque()
         self._queue: queue.Queue[tuple[Event, str | None] | None] = queue.Queue(QUEUE_SIZE)
         self._thread: threading.Thread | None = None
         self._open = False
@@ -137,13 +140,22 @@ class Dispatcher:
         self._open = True
         return self._thread
 
-    def emit(self, event: Event, trace: str | None = None) -> None:
-        """Hands an event on, never waiting: if listeners are too slow, the oldest is dropped and counted."""
+    def note(self, event: Event, trace: str | None = None) -> None:
+        """Takes an event, to be handed on by the next `flush`. Takes no lock, so any may be held meanwhile."""
+        self._noted.append((event, trace))
+
+    def flush(self) -> None:
+        """Hands on what was noted, never waiting: if listeners are too slow, the oldest is dropped and counted."""
+        left = []
         with self._guard:
-            if self._open:
-                self._put((event, trace))
-                return
-        self._handle(event, trace)
+            while self._noted:  # only ever taken from here
+                item = self._noted.popleft()
+                if self._open:
+                    self._put(item)
+                else:
+                    left.append(item)
+        for item in left:
+            self._handle(*item)
 
     def _put(self, item: tuple[Event, str | None] | None) -> None:
         while True:

@@ -104,7 +104,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def ping(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Pong:
-        """The store's clock and epoch, in one round trip.
+        """The store's clock and epoch, in one round trip where all is well.
 
         Raises:
             StoreError: the store could not answer; or `unreplicated`, after fewer replicas than `wait_replicas` had a
@@ -310,7 +310,7 @@ class Store(abc.ABC):
         """The store's clock, as an aware UTC datetime.
 
         Raises:
-            StoreError: the store could not answer.
+            StoreError: as `ping`.
         """
         return self.ping(timeout=timeout).now
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from leaselib import _clock, _random
-from leaselib._model import JobMeta, Record
+from leaselib import _clock, _random, _rules
+from leaselib._model import ClaimRequest, JobMeta, Record
 from leaselib.errors import StoreError
+from leaselib.stores import _rules_store
 from leaselib.stores._rules_store import RulesStore
 
 
@@ -71,6 +72,9 @@ class _MemoryTable:
 
     def _job(self, job: str) -> _Job:
         return self._jobs.get(job) or _Job()
+
+    def view(self, request: ClaimRequest) -> _rules.JobView:
+        return _rules_store.view(self, request)
 
     def meta(self, job: str) -> JobMeta:
         return self._job(job).meta

@@ -50,8 +50,8 @@ class RedisStore(Store):
     """Keeps runs on a Redis (6.2 or newer) or Valkey server, alone, behind Sentinel, or in a cluster.
 
     Its clock is the server's; in a cluster each job's is that of the node that holds it. It sets no TTL on its keys.
-    In a cluster the first call of a process needs the node with the namespace's epoch; after that each job needs only
-    its own node.
+    In a cluster the first claim or ping of a process needs the node with the namespace's epoch; after that each job
+    needs only its own node.
     Connections are opened when they are needed; none is used by two calls at once, or shared across a fork.
 
     Args:
@@ -395,8 +395,11 @@ class RedisStore(Store):
         """Cluster mode: the time of any node that has it, while the one with the epoch is in trouble."""
         import redis
 
+        from leaselib.stores._redis_routes import ClusterRoute
+
         try:
-            seconds, microseconds = self._route.exchange_anywhere(("TIME",), deadline, urgent=False)
+            assert isinstance(self._route, ClusterRoute)
+            seconds, microseconds = self._route.exchange_anywhere(("TIME",), deadline)
             return Pong(from_ms(int(seconds) * 1000 + int(microseconds) // 1000), epoch)
         except (redis.RedisError, OSError, StoreError, TypeError, ValueError):
             raise failure from None

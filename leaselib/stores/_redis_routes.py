@@ -49,10 +49,6 @@ class Route(abc.ABC):
             StoreError: the same.
         """
 
-    def exchange_anywhere(self, command: Command, deadline: Deadline, *, urgent: bool) -> Any:
-        """The answer to a command without keys, by whichever server gives one first. Raises as `exchange` does."""
-        return self.exchange("", command, deadline, urgent=urgent)[0]
-
     def partly_well(self) -> bool:
         """Whether trouble is that of a part of the store. It isn't, where one server is all of it."""
         return False
@@ -223,11 +219,11 @@ class ClusterRoute(Route):
                     self._known = list(dict.fromkeys([*self._known, address]))
         raise redis.ConnectionError(f"the cluster passed the call on {MAX_REDIRECTS} times without an answer")
 
-    def exchange_anywhere(self, command: Command, deadline: Deadline, *, urgent: bool) -> Any:
-        """See Route."""
+    def exchange_anywhere(self, command: Command, deadline: Deadline) -> Any:
+        """The answer to a command without keys, by whichever node gives one first. Raises as `exchange` does."""
 
         def one(address: Address, share: Deadline) -> Any:
-            (answer,) = self._at(address, [command], share, urgent=urgent)
+            (answer,) = self._at(address, [command], share, urgent=False)
             if isinstance(answer, redis.ResponseError):
                 raise answer
             return answer

@@ -23,6 +23,7 @@ class Table(Protocol):
     now_ms: int
     epoch: str
 
+    def view(self, request: ClaimRequest) -> _rules.JobView: ...
     def meta(self, job: str) -> JobMeta: ...
     def set_meta(self, job: str, meta: JobMeta) -> None: ...
     def get(self, job: str, slot_ms: int) -> Record | None: ...
@@ -45,7 +46,7 @@ class RulesStore(Store):
 
     def _claim(self, request: ClaimRequest, timeout: float) -> ClaimAnswer:
         with self._transaction(timeout, write=True) as table:
-            decision = _rules.claim(_view(table, request), request, table.now_ms, table.epoch)
+            decision = _rules.claim(table.view(request), request, table.now_ms, table.epoch)
             for record in decision.puts:
                 table.put(record)
             if decision.drop:
@@ -124,7 +125,8 @@ class RulesStore(Store):
             return Pong(from_ms(table.now_ms), table.epoch)
 
 
-def _view(table: Table, request: ClaimRequest) -> _rules.JobView:
+def view(table: Table, request: ClaimRequest) -> _rules.JobView:
+    """What a claim has to know, one thing after the other: for a table that has no faster way."""
     job, now_ms = request.job, table.now_ms
     meta, run = table.meta(job), table.get(job, request.slot_ms)
     limit = _rules.trim_limit(request, meta) if run is None else 0

@@ -16,7 +16,7 @@ from typing import Any
 import tenacity
 
 from leaselib import _clock, _random, _rules
-from leaselib._model import ClaimAnswer, ClaimRequest, JobMeta, Record
+from leaselib._model import ClaimRequest, JobMeta, Record
 from leaselib.errors import ConfigurationError, StoreError
 from leaselib.stores import _sqlite_inside, _sqlite_open
 from leaselib.stores._rules_store import RulesStore
@@ -120,17 +120,6 @@ class SQLiteStore(RulesStore):
         except BaseException as error:
             connections.give(connection, error)
             raise
-
-    def _claim(self, request: ClaimRequest, timeout: float) -> ClaimAnswer:
-        with self._transaction(timeout, write=True) as table:
-            decision = _rules.claim(table.view(request), request, table.now_ms, table.epoch)
-            for record in decision.puts:
-                table.put(record)
-            if decision.drop:
-                table.drop(request.job, decision.drop)
-            if decision.meta is not None:
-                table.set_meta(request.job, decision.meta)
-            return decision.answer
 
     def _confirm(self, connection: Any, job: str, slot_ms: int, token: str) -> bool:
         run = self._inside(connection).get(job, slot_ms)

@@ -530,14 +530,10 @@ class Instance:
     def _send_word(self, attempt: Attempt, step: Step) -> None:
         record, word, world = attempt.record, attempt.word, self.world
         slot = from_ms(record.slot_ms)
+        assert word is not None
 
         def answered(accepted: bool) -> None:
-            self.decide(
-                lambda now_ms: (
-                    attempt.word_answered(accepted, now_ms)
-                    + self.planner.attempt_answered(attempt, now_ms, sure=accepted and word != "release")
-                )
-            )
+            self.decide(lambda now_ms: self.planner.word_answered(attempt, word, accepted, now_ms))
             self._last_word(attempt)
 
         def failed(failure: Failure) -> None:
@@ -551,7 +547,6 @@ class Instance:
             call = self._made("release", step.timeout_ms, record.job, record.token, checkpoint)
             self._call(call, lambda: world.store.release(record.job, slot, record.token, checkpoint), answered, failed)
         else:
-            assert word is not None
             call = self._made("finish", step.timeout_ms, record.job, record.token, word)
             self._call(
                 call, lambda: world.store.finish(record.job, slot, record.token, word, attempt.error), answered, failed
@@ -569,11 +564,7 @@ class Instance:
         checkpoint = attempt.beat_sent()
 
         def answered(accepted: bool) -> None:
-            self.decide(
-                lambda now_ms: (
-                    attempt.beat_answered(accepted, sent_ms, now_ms) + self.planner.attempt_answered(attempt, now_ms)
-                )
-            )
+            self.decide(lambda now_ms: self.planner.beat_answered(attempt, accepted, sent_ms, now_ms))
             then()
 
         def failed(failure: Failure) -> None:

@@ -45,6 +45,12 @@ def records() -> Iterator[list[logging.LogRecord]]:
     logger.setLevel(level)
 
 
+def emit(dispatcher: Dispatcher, event: Event, trace: str | None = None) -> None:
+    """Tells of an event, as an instance does."""
+    dispatcher.note(event, trace)
+    dispatcher.flush()
+
+
 def unstarted(listeners: Listeners, monkeypatch: pytest.MonkeyPatch, size: int = 3) -> Dispatcher:
     """A dispatcher that thinks it has a thread, which never gets to work."""
     monkeypatch.setattr(events, "QUEUE_SIZE", size)
@@ -77,7 +83,7 @@ def test_listeners_are_called_in_the_order_of_adding_and_only_for_their_event(li
     listeners.add("success", lambda e: heard.append(("first", e.name)))
     listeners.add("failed", lambda e: heard.append(("failed", e.name)))
     listeners.add("success", lambda e: heard.append(("second", e.name)))
-    Dispatcher(listeners).emit(event())
+    emit(Dispatcher(listeners), event())
     assert heard == [("first", "success"), ("second", "success")]
 
 
@@ -91,7 +97,7 @@ def test_a_listener_that_raises_is_logged_and_harms_no_other(
     heard: list[str] = []
     listeners.add("success", bad)
     listeners.add("success", lambda e: heard.append(e.name))
-    Dispatcher(listeners).emit(event())
+    emit(Dispatcher(listeners), event())
     assert heard == ["success"]
     assert "raised" in records[0].getMessage()
     assert records[0].exc_info[1] is error
@@ -107,7 +113,7 @@ def test_a_log_handler_that_raises_is_counted_and_harms_nothing(listeners: Liste
     logger.addFilter(bad)
     try:
         dispatcher = Dispatcher(listeners)
-        dispatcher.emit(event("failed"))
+        emit(dispatcher, event("failed"))
     finally:
         logger.removeFilter(bad)
     assert dispatcher.log_errors == 1
@@ -130,12 +136,12 @@ def test_a_log_handler_that_raises_is_counted_and_harms_nothing(listeners: Liste
 def test_every_event_is_one_record_of_its_logger_and_level(
     name: str, logger: str, level: int, listeners: Listeners, records: list[logging.LogRecord]
 ):
-    Dispatcher(listeners).emit(event(name))
+    emit(Dispatcher(listeners), event(name))
     assert [(r.name, r.levelno) for r in records] == [(logger, level)]
 
 
 def test_a_hand_over_is_no_warning(listeners: Listeners, records: list[logging.LogRecord]):
-    Dispatcher(listeners).emit(event("interrupted", handed_over=True))
+    emit(Dispatcher(listeners), event("interrupted", handed_over=True))
     assert records[0].levelno == logging.INFO
 
 
@@ -143,7 +149,7 @@ def test_a_record_has_every_field_and_its_text_has_no_token(
     listeners: Listeners, records: list[logging.LogRecord]
 ):
     given = event("skip", reason="missed", count=7, error="why")
-    Dispatcher(listeners).emit(given)
+    emit(Dispatcher(listeners), given)
     (record,) = records
     assert record.event == "skip"
     for field in dataclasses.fields(Event):
@@ -156,12 +162,12 @@ def test_a_record_has_every_field_and_its_text_has_no_token(
 
 
 def test_a_failure_is_logged_with_its_traceback(listeners: Listeners, records: list[logging.LogRecord]):
-    Dispatcher(listeners).emit(event("failed", error="ValueError: boom"), "Traceback of ValueError: boom")
+    emit(Dispatcher(listeners), event("failed", error="ValueError: boom"), "Traceback of ValueError: boom")
     assert logging.Formatter().format(records[0]).endswith("Traceback of ValueError: boom")
 
 
 def test_a_text_from_the_store_cant_forge_log_lines(listeners: Listeners, records: list[logging.LogRecord]):
-    Dispatcher(listeners).emit(event("failed", error="a\nsuccess job=x\x1b[2J\u2028"))
+    emit(Dispatcher(listeners), event("failed", error="a\nsuccess job=x\x1b[2J\u2028"))
     assert records[0].getMessage().isprintable()
     assert "a\\nsuccess" in records[0].getMessage()
 
@@ -169,7 +175,7 @@ def test_a_text_from_the_store_cant_forge_log_lines(listeners: Listeners, record
 def test_a_long_error_is_cut_in_the_log_and_whole_in_the_record(
     listeners: Listeners, records: list[logging.LogRecord]
 ):
-    Dispatcher(listeners).emit(event("failed", error="x" * 4_096))
+    emit(Dispatcher(listeners), event("failed", error="x" * 4_096))
     assert len(records[0].getMessage()) < 500
     assert len(records[0].error) == 4_096
 
@@ -180,7 +186,7 @@ def test_events_wait_for_the_thread_that_calls_listeners(
     heard: list[str] = []
     listeners.add("success", lambda e: heard.append(e.name))
     dispatcher = unstarted(listeners, monkeypatch)
-    dispatcher.emit(event())
+    emit(dispatcher, event())
     assert heard == []
     dispatcher.close(0)
     dispatcher._work()
@@ -194,7 +200,7 @@ def test_when_listeners_are_too_slow_the_oldest_are_dropped_and_counted(
     listeners.add("success", lambda e: heard.append(e.attempt))
     dispatcher = unstarted(listeners, monkeypatch, size=3)
     for n in range(5):
-        dispatcher.emit(event(attempt=n))
+        emit(dispatcher, event(attempt=n))
     assert dispatcher.dropped == 2
     dispatcher.close(0)  # makes room for its own mark
     assert dispatcher.dropped == 3
@@ -209,7 +215,7 @@ def test_after_close_events_are_handled_where_they_occur(listeners: Listeners, m
     listeners.add("stopped", lambda e: heard.append(e.name))
     dispatcher = unstarted(listeners, monkeypatch)
     dispatcher.close(0)
-    dispatcher.emit(event("stopped"))
+    emit(dispatcher, event("stopped"))
     assert heard == ["stopped"]
     dispatcher.close(0)  # again: nothing happens
     assert not dispatcher.is_current

@@ -264,6 +264,15 @@ def test_a_removed_job_takes_its_trouble_with_it():
     assert made.failed("a", None, "write")
 
 
+def test_the_trouble_of_a_removed_jobs_run_that_goes_on_is_told_once_and_ends_with_it():
+    made = JobTroubles()
+    assert made.failed("a", 7, "write")
+    assert not made.failed("a", None, "write")
+    made.removed("a")
+    assert not made.failed("a", 7, "write"), "it was told before"
+    assert made.answered("a", 7, "write")
+
+
 def test_a_load_that_gets_through_says_nothing_of_claims_that_fail():
     """The records of runs may be sound, and what claims look at besides them not."""
     made = JobTroubles()

@@ -432,7 +432,7 @@ def test_a_claim_by_hand_whose_answer_is_lost_is_told_unknown_and_released():
     world.advance(1_000)
     a.manual()
     world.advance(3_000)
-    assert [(t.outcome, t.error) for t in a.answers] == [("unknown", "timed out")]
+    assert [(t.outcome, t.failure and t.failure.error) for t in a.answers] == [("unknown", "timed out")]
     assert world.run(START_MS + 1_000).released is True
     assert len(world.sent("claim")) == 1, "it is not sent again: whoever asked has been told"
 

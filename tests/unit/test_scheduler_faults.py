@@ -13,7 +13,20 @@ from typing import Any
 
 import pytest
 
-from leaselib import ConfigurationError, Event, Every, MemoryStore, RunContext, Scheduler, SQLiteStore, open_store
+from leaselib import (
+    ConfigurationError,
+    Event,
+    Every,
+    MemoryStore,
+    RunContext,
+    Scheduler,
+    SQLiteStore,
+    StoreError,
+    open_store,
+)
+from leaselib._claims import Failure
+from leaselib._model import to_ms
+from leaselib.stores._base import GivenBackError
 
 RARELY = Every(days=300)
 
@@ -313,3 +326,67 @@ def test_more_workers_than_a_process_can_have_are_refused() -> None:
     """At once, with the bound."""
     with pytest.raises(ConfigurationError, match="4096"):
         Scheduler(MemoryStore(), max_workers=10**9)
+
+
+def test_events_are_told_in_the_order_in_which_things_were_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the thread that was first is held up right after its decision: the last word on the store is true."""
+    scheduler = Scheduler(MemoryStore())
+    told: list[str] = []
+    over, go_on, held = threading.Event(), threading.Event(), threading.Event()
+    for name in ("store_error", "store_ok"):
+        scheduler.on(name, lambda event: told.append(event.name))
+    scheduler.on("stopped", lambda event: over.set())
+    with scheduler:
+        instance = scheduler._instance
+        assert instance is not None
+        flush = instance.events.flush
+
+        def slow_flush() -> None:
+            if threading.current_thread().name == "held up":
+                held.set()
+                go_on.wait(10)
+            flush()
+
+        monkeypatch.setattr(instance.events, "flush", slow_flush)
+        failed = functools.partial(instance.planner.ping_failed, Failure("away"))
+        thread = threading.Thread(target=instance.decide, args=(failed,), name="held up")
+        thread.start()
+        assert held.wait(10)
+        pong = instance.store.ping()
+        now_ms = to_ms(pong.now)
+        instance.decide(lambda boot_ms: instance.planner.ponged(boot_ms, boot_ms, now_ms, pong.epoch))
+        go_on.set()
+        thread.join()
+    assert over.wait(10)
+    assert told == ["store_error", "store_ok"]
+
+
+class Refusing(MemoryStore):
+    """Takes no claim."""
+
+    def __init__(self, error: StoreError) -> None:
+        super().__init__()
+        self.error = error
+
+    def _claim(self, request: Any, timeout: float) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreError("no right to write: grant it", transient=False),
+        StoreError("away", transient=True),
+        StoreError("its records are malformed", transient=False, job="job"),
+        GivenBackError("won and ended as failed, but 0 of 1 replicas had it", None, ()),
+    ],
+    ids=["permanent", "transient", "job", "given back"],
+)
+def test_run_now_raises_what_the_store_said(error: StoreError) -> None:
+    """With all that a caller could go by."""
+    scheduler = Scheduler(Refusing(error))
+    scheduler.add(lambda: None, RARELY, name="job")
+    with scheduler, pytest.raises(StoreError, match="job 'job' was not run by hand: " + str(error)) as found:
+        scheduler.run_now("job")
+    for name in ("transient", "job", "unreplicated"):
+        assert getattr(found.value, name) == getattr(error, name)
