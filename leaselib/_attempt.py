@@ -72,7 +72,7 @@ class Attempt:
         self._stopping = False
         self._abandoned = False
         self._refused = False
-        self._turned_down: str | None = None  # why nobody may run it
+        self.turned_down: str | None = None  # why nobody may run it
         self.ending_inside = False  # ctx.finish was called: the handler's own transaction ends the run
         self._written_inside = False  # and has returned: a heartbeat that is accepted now tells that it was undone
         self._ended_inside = False  # and a heartbeat was refused: that transaction was committed, or the run is lost
@@ -149,7 +149,7 @@ class Attempt:
 
         A worker that slept after its claim was answered first gets a heartbeat through.
         """
-        if self._refused or self._stopping or self._turned_down is not None:
+        if self._refused or self._stopping or self.turned_down is not None:
             return Step("done")
         if boot_ms < self.deadline_boot_ms:
             return Step("start")
@@ -314,7 +314,7 @@ class Attempt:
 
     def turn_down(self, why: str) -> None:
         """Nobody may run this: it ends as failed without its handler. What listeners are told is the caller's."""
-        self._turned_down = why
+        self.turned_down = why
 
     def never_started(self, boot_ms: int) -> list[Effect]:
         """The handler isn't to start: the run is handed over, unless somebody else has it by now or nobody may."""
@@ -322,7 +322,7 @@ class Attempt:
         self._next_word_boot_ms = boot_ms
         if self._refused:
             return self._over(boot_ms)
-        self.word, self.error = ("release", None) if self._turned_down is None else ("failed", self._turned_down)
+        self.word, self.error = ("release", None) if self.turned_down is None else ("failed", self.turned_down)
         return []
 
     def next_word(self, boot_ms: int) -> Step:
@@ -345,7 +345,7 @@ class Attempt:
         """The store answered the last word."""
         if accepted and self.word in ("success", "failed"):
             self.phase, self.recorded = "over", True
-            if self._turned_down is not None:
+            if self.turned_down is not None:
                 return []
             return [self.event(self.word, boot_ms, error=self.error, trace=self.trace)]
         if self.ending_inside and not accepted and self.word != "success":
@@ -380,7 +380,7 @@ class Attempt:
         return [SetSignal(self)]
 
     def _lose(self, boot_ms: int, reason: str) -> list[Effect]:
-        if self._lost_told or self._turned_down is not None:
+        if self._lost_told or self.turned_down is not None:
             return []
         self._lost_told = True
         return [self.event("lost", boot_ms, reason=reason, error=self.error)]

@@ -232,12 +232,12 @@ class Instance:
         orphan = task.orphan
         try:
             slot, timeout = from_ms(orphan.slot_ms), orphan.timeout_ms / 1000
-            self.store.release(orphan.job, slot, orphan.token, timeout=timeout)
+            accepted = self.store.release(orphan.job, slot, orphan.token, timeout=timeout)
         except Exception as error:  # noqa: BLE001  `failure` logs what no store should raise
             failure = self.failure(error)
             self.decide(lambda now_ms: self.planner.orphan_failed(orphan, failure, now_ms))
         else:
-            self.decide(lambda now_ms: self.planner.orphan_answered(orphan, now_ms))
+            self.decide(lambda now_ms: self.planner.orphan_answered(orphan, accepted, now_ms))
         self._look_quiet()
 
     # ---- a worker's part ----------------------------------------------------------------------------------------

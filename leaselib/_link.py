@@ -102,6 +102,7 @@ class StoreHealth:
         self._delay_ms = self.FIRST_DELAY_MS
         self.retry_boot_ms: int | None = None
         self.error: str | None = None
+        self.permanent = False  # somebody has to mend something first, as far as the latest failure told
 
     def failed(self, boot_ms: int, error: str, *, permanent: bool, trouble: Trouble) -> bool:
         """An operation failed. Returns whether trouble just started."""
@@ -111,6 +112,7 @@ class StoreHealth:
             self._delay_ms = self.FIRST_DELAY_MS
             self._trouble = trouble
         self._trouble = max(self._trouble, trouble, key=GRAVITY.index)
+        self.permanent = permanent
         if self.state == "down" and self.retry_boot_ms is not None and self.retry_boot_ms > boot_ms:
             return False  # one more failure of the same time; the next try is planned already
         self.state = "down"
@@ -224,10 +226,15 @@ class JobTroubles:
         return started
 
     def answered(self, job: str, slot_ms: int | None, kind: Kind) -> bool:
-        """What may have failed before was carried out. Returns whether the job's trouble is over."""
+        """What may have failed before was carried out. Returns whether the job's trouble is over.
+
+        Too few replicas are so for all that the job asks, wherever that was met.
+        """
         if job not in self._places:
             return False
-        self._places[job] -= {(slot_ms, trouble) for trouble in GRAVITY if kind in ENDED_BY[trouble]}
+        ended = {trouble for trouble in GRAVITY if kind in ENDED_BY[trouble]}
+        over = {(at, what) for at, what in self._places[job] if what in ended and (at == slot_ms or what == "replicas")}
+        self._places[job] -= over
         if self._places[job]:
             return False
         del self._places[job]

@@ -332,9 +332,11 @@ class Planner:
         attempt = Attempt(claim.spec, answer.record, self.clock, self._chance, claim.sent_boot_ms)
         self.attempts[answer.record.token] = attempt
         self._arm_attempt(attempt, boot_ms)
-        stale = self.link.epochs.lost_slot(claim.spec.name, claim.slot_ms) and answer.record.attempt == 1
         effects: list[Effect] = []
-        if stale:  # handed over, it would be started by whoever takes it
+        # A slot of a claim by hand is new, and a run with an attempt before this one began after the data were lost.
+        first = answer.record.attempt == 1 and claim.reason != "manual"
+        if first and self.link.epochs.lost_slot(claim.spec.name, claim.slot_ms):
+            # Handed over, it would be started by whoever takes it.
             attempt.turn_down(OLDER_THAN_DATA)
             effects.append(self._reports.skip_lost(claim, boot_ms))
         elif self.stopping or claim.cancelled:
@@ -359,12 +361,17 @@ class Planner:
                 return [self._reports.event("interrupted", boot_ms, spec, slot_ms, reason=why, attempt=attempt)]
             if outcome in ("superseded", "late") and watch is None:
                 return [self._reports.skip(spec, slot_ms, outcome, boot_ms)]
+            mine = record is not None and (record.token, record.runner) == (claim.token, self.runner)
+            if mine and record is not None and record.status == "failed":
+                # Won, and ended by the store itself, as it is older than the data: see RedisStore._give_back.
+                return [self._reports.skip_lost(claim, boot_ms)]
         return []
 
     def _watch(self, spec: JobSpec, record: Record, boot_ms: int) -> None:
         """A run is alive: watch it, unless it is this instance's own."""
         if record.token not in self.attempts:
-            self.backups.watch(spec, record.slot_ms, record.attempt, boot_ms, token=record.token)
+            token = None if record.released else record.token  # once released, it is never won again
+            self.backups.watch(spec, record.slot_ms, record.attempt, boot_ms, token=token)
 
     def _overlap(self, claim: Claim, answer: ClaimAnswer, boot_ms: int) -> list[Effect]:
         """Refused for a live run of the job: watch that one, and look at the refused slot again for a while."""
@@ -394,8 +401,8 @@ class Planner:
         if attempt.spec.name not in self.calendar.jobs:
             self.link.jobs.removed(attempt.spec.name)
         job = self.calendar.jobs.get(attempt.spec.name)
-        stale = self.link.epochs.lost_slot(attempt.spec.name, attempt.record.slot_ms)
-        if not (self.stopping or attempt.recorded or stale) and job is not None and job.spec is attempt.spec:
+        ended = attempt.recorded or attempt.turned_down is not None
+        if not (self.stopping or ended) and job is not None and job.spec is attempt.spec:
             self.backups.watch(attempt.spec, attempt.record.slot_ms, attempt.record.attempt, boot_ms)
         return self._dispatch(boot_ms)
 
@@ -404,11 +411,13 @@ class Planner:
     def _release_orphans(self, boot_ms: int) -> list[Effect]:
         return [] if self.health.state == "down" and not self.stopping else self.orphans.release(boot_ms)
 
-    def orphan_answered(self, orphan: Orphan, boot_ms: int) -> list[Effect]:
+    def orphan_answered(self, orphan: Orphan, accepted: bool, boot_ms: int) -> list[Effect]:
         """Released, or not ours: either way nobody waits for that token any more."""
         self.orphans.answered()
-        effects = self._job_answered(orphan.job, None, boot_ms, "load")
-        return effects + self._reached(boot_ms, "load")  # refused, it says nothing of writes
+        effects = self._job_answered(orphan.job, None, boot_ms, "write" if accepted else "load")
+        # Refused, it hardly says anything of writes, but nothing else may ask for long after an outage.
+        believed = accepted or not (self.health.permanent or self.stopping)
+        return effects + self._reached(boot_ms, "write" if believed else "load")
 
     def orphan_failed(self, orphan: Orphan, failure: Failure, boot_ms: int) -> list[Effect]:
         """To be released again once the store is back, until the lease must be over anyway."""

@@ -98,9 +98,11 @@ def parse(url: str) -> Address:
         found = f"one that begins with {url.partition(':')[0][:20]!r}" if isinstance(url, str) else type(url).__name__
         raise ConfigurationError(f"a PostgresStore needs a URL that begins like {EXAMPLE}, not {found}")
     rest, own = _take_own(url)
-    authority = rest.partition("://")[2].partition("?")[0]
+    authority, _, query = rest.partition("://")[2].partition("?")
     if set("/@#") & set(authority.rpartition("@")[0]):
         raise ConfigurationError(_UNREADABLE.format("A password in this URL ends too early"))
+    if "@" in query and "/" not in authority:  # libpq takes all that stands before it for a user and a password
+        raise ConfigurationError(_UNREADABLE.format("This URL has an @ among its parameters and no / before them"))
     try:
         raw = conninfo_to_dict(rest)
     except (DriverError, ValueError):

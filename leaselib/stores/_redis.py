@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from leaselib import _clock, _random
+from leaselib._link import Epochs
 from leaselib._model import ClaimAnswer, ClaimRequest, Outcome, Pong, Record, check_epoch, cut_error, from_ms
 from leaselib.errors import ConfigurationError, StoreError
 from leaselib.stores import _redis_url
@@ -124,6 +125,7 @@ class RedisStore(Store):
         self._sent: set[str] = set()  # scripts whose text was sent; adding to a set is safe from any thread
         self._lock = threading.Lock()
         self._short: set[str | None] = set()  # where replicas were too few the last time: see _place
+        self._epochs = Epochs()  # as claims and pings met them
         # Cluster mode: the namespace's epoch as it was last met; the boot times before which a job isn't added to the
         # set of jobs again, and before which that set isn't tried at all.
         self._epoch = ""
@@ -252,8 +254,9 @@ class RedisStore(Store):
         )
         waited = not self.wait_replicas or probing or answer[0] == b"won"
         result = self._claim_answer(request, answer, replicated=waited and not shortage)
+        older = self._older_than_data(request, result)
         if shortage and result.outcome == "won":
-            what = self._give_back(request, deadline)
+            what = self._give_back(request, deadline, ended=older or request.reason == "manual")
             raise GivenBackError(self._too_few(what, shortage), self._place(job), result.interrupted)
         if self._cluster and result.outcome == "won":
             self._register(job, deadline)
@@ -278,15 +281,24 @@ class RedisStore(Store):
             job_epoch=epoch.decode() if self._cluster and epoch else None,  # one that never started has none
         )
 
-    def _give_back(self, request: ClaimRequest, deadline: Deadline) -> str:
+    def _older_than_data(self, request: ClaimRequest, answer: ClaimAnswer) -> bool:
+        """Whether a win is that of a slot that may have run before the data were lost, as this store has met others."""
+        whose, epoch = (None, answer.epoch) if answer.job_epoch is None else (request.job, answer.job_epoch)
+        with self._lock:
+            self._epochs.heard(whose, epoch, answer.now_ms)
+            lost = self._epochs.lost_slot(request.job, request.slot_ms)
+        return lost and answer.outcome == "won" and answer.record is not None and answer.record.attempt == 1
+
+    def _give_back(self, request: ClaimRequest, deadline: Deadline, *, ended: bool) -> str:
         """A win that too few replicas have isn't acted on. Returns what became of it, in words.
 
-        It is released, so that it may be claimed again later; but one by hand is ended, as its caller is told of it.
+        It is released, so that it may be claimed again later; but `ended` if nobody may run it, or if it was claimed by
+        hand, as its caller is told of it.
         """
         keys = [self._keys.runs(request.job)]
         name, done = "release", "released again"
         arguments: tuple[object, ...] = (request.slot_ms, request.token, 0, "")
-        if request.reason == "manual":
+        if ended:
             name, done = "finish", "ended as failed"
             arguments = (request.slot_ms, request.token, "failed", 1, NOT_STARTED)
         try:
@@ -386,8 +398,9 @@ class RedisStore(Store):
         if self._probing(None) and not probing:
             return self._ping(deadline)  # replicas were found too few while this was under way
         epoch = check_epoch(raw.decode())
-        if self._cluster:
-            with self._lock:
+        with self._lock:
+            self._epochs.heard(None, epoch, int(now))
+            if self._cluster:
                 self._epoch = epoch
         return Pong(from_ms(int(now)), epoch)
 

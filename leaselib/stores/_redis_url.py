@@ -50,6 +50,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NOT_IN_A_HOST = set("/\\@?#\"'<>{}$%;=&*^|`()!+")
 _ODD_HOSTS = re.compile(r"(^|,):|;|^[^\[,]*:[^,]*:|,[^\[,]*:[^,]*:")
 """A host that begins with a colon or has two, and is no address in brackets; or a semicolon."""
+_ODD_PORT = re.compile(r":(?![0-9]*(,|$))")
 _SOCKET_AND_DB = re.compile(r"(.*\.sock)/([0-9]+)/?", re.DOTALL)
 _LARGEST_DB = 2**31 - 1
 _LONGEST_SOCKET = 107  # bytes, on Linux; a few less elsewhere
@@ -92,14 +93,16 @@ def masked(url: str) -> str:
         rest = f"{user}:***@{rest.rpartition('@')[2]}"
     else:
         hosts = re.split("[/?#]", rest, maxsplit=1)[0]
-        if _ODD_HOSTS.search(hosts) is not None:  # perhaps a password before something else than an @
+        bare = re.sub(r"\[[^\]]*\]", "", hosts)
+        if _ODD_HOSTS.search(hosts) or _ODD_PORT.search(bare):  # perhaps a password before something else than an @
             rest = "***" + rest[len(hosts) :]
     rest, question_mark, query = rest.partition("?")
     pairs = []
     for pair in query.split("&"):
         name, equals, _ = pair.partition("=")
         plain = unquote(name)
-        pairs.append(f"{name}=***" if equals and plain not in _SHOWN else pair)
+        hidden = f"{name}=***" if equals else "***" if pair else ""  # one without a value may be the rest of another's
+        pairs.append(pair if equals and plain in _SHOWN else hidden)
     return f"{scheme}://{rest}{question_mark}{'&'.join(pairs)}"
 
 
@@ -232,10 +235,10 @@ def _addresses(hosts: str, kind: Kind, shown: str) -> tuple[Address, ...]:
             host, colon, port = part.partition(":")
         host = unquote(host)
         if not (is_host(host, bracketed=part.startswith("[")) and (_is_port(port) if colon == ":" else not colon)):
-            what = repr(part) if part in shown else "what stands for it"  # else it may be a part of the password
+            what = repr(part) if part in shown else "the host (not shown, it may be a part of a password)"
             raise ConfigurationError(
-                f"{what} in {shown!r} is no host or host:port; write {_FORMS}, and percent-encode what means something "
-                f"in a URL if it stands in a password"
+                f"{what} in {shown!r} is no host or host:port; write {_FORMS}, an IPv6 address as [::1]:6379, and "
+                f"percent-encode what means something in a URL if it stands in a password"
             )
         found.append((host, int(port) if port else _PORTS[kind]))
     if kind == "single" and len(found) > 1:

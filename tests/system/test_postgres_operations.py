@@ -95,6 +95,8 @@ def waiting_sessions(connection: psycopg.Connection[Any]) -> int:
         "postgresql://u:sEcReT@h/db?connect_timeout=soon",
         "postgresql://u:sEcReT@a,b,c/db?port=1,2",
         "postgresql://u:sEcReT@h:99999/db",
+        "postgresql://h?password=12@sEcReT",
+        "postgresql://h?user=u@name&password=sEcReT",
         "mysql://u:sEcReT@h/db",
         "host=h password=sEcReT",
     ],

@@ -465,3 +465,22 @@ def test_a_win_that_is_given_back_tells_which_dead_runs_it_has_ended(primary: Re
     assert claim(plain, later, takeover_of=1).interrupted == ()
     plain.close()
     waiting.close()
+
+
+def test_a_win_of_a_slot_older_than_the_data_is_ended_when_it_is_given_back(primary: RedisServer) -> None:
+    """By a store that has met other data before: it may have run then, and released it would be started by others."""
+    waiting = RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.1)
+    fresh = RedisStore(primary.url(), wait_replicas=1, wait_timeout=0.1)
+    plain = RedisStore(primary.url())
+    older = due(waiting)
+    wait_until(lambda: waiting.now() > older, "the slot")
+    primary.client().flushall()
+    with pytest.raises(GivenBackError, match="was won and ended as failed, but 0 instead of 1"):
+        claim(waiting, older, "ended")
+    with pytest.raises(GivenBackError, match="was won and released again"):
+        claim(fresh, older, "released")
+    assert [(run.job, run.released) for run in fresh.unfinished(["ended", "released"])] == [("released", True)]
+    with pytest.raises(GivenBackError, match="was won and released again"):
+        claim(waiting, due(plain) + timedelta(seconds=1), "newer")
+    for store in (waiting, fresh, plain):
+        store.close()

@@ -445,7 +445,7 @@ class Instance:
         self._call(
             self._made("release", orphan.timeout_ms, orphan.job, orphan.token, "orphan"),
             lambda: self.world.store.release(orphan.job, from_ms(orphan.slot_ms), orphan.token),
-            lambda accepted: self.decide(lambda now_ms: self.planner.orphan_answered(orphan, now_ms)),
+            lambda accepted: self.decide(lambda now_ms: self.planner.orphan_answered(orphan, accepted, now_ms)),
             lambda failure: self.decide(lambda now_ms: self.planner.orphan_failed(orphan, failure, now_ms)),
         )
 

@@ -285,7 +285,7 @@ def test_a_load_that_gets_through_says_nothing_of_claims_that_fail():
 
 
 def test_too_few_replicas_for_a_job_are_over_only_with_what_waits_for_them():
-    """Each place by itself: a finish that gets through says nothing of its claims."""
+    """Wherever they were too few: a finish that gets through says that claims will too, if nothing else is wrong."""
     made = JobTroubles()
     assert made.failed("a", 7, "replicas")
     assert not made.failed("a", None, "replicas")
@@ -293,8 +293,11 @@ def test_too_few_replicas_for_a_job_are_over_only_with_what_waits_for_them():
     for kind in ("load", "write"):
         assert not made.answered("a", 7, kind)
         assert not made.answered("a", None, kind)
-    assert not made.answered("a", 7, "sure")
-    assert made.answered("a", None, "sure")
+    assert made.answered("a", 7, "sure")
+    assert made.failed("a", 7, "replicas")
+    assert not made.failed("a", None, "write")
+    assert not made.answered("a", 8, "sure")
+    assert made.answered("a", None, "write")
 
 
 # ---- what is to be asked for ------------------------------------------------------------------------------------

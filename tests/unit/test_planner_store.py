@@ -9,6 +9,7 @@ import pytest
 from harness import DELIVERED, START_MS, Call, Fate, Instance, Work, World, lost_answer, lost_request, spec
 
 from leaselib._claims import Failure
+from leaselib._model import from_ms
 from leaselib._reports import OLDER_THAN_DATA
 
 SLOT_MS = START_MS + 60_000
@@ -143,6 +144,82 @@ def test_dead_runs_that_a_claim_has_ended_are_told_though_it_was_given_back():
     assert a.summary("start") == [("start", "scheduled")]
 
 
+GIVEN_BACK = Fate(0, 10, TOO_FEW, carried_out=True)
+
+
+def test_a_run_that_is_given_back_again_and_again_is_taken_over_by_the_same_instance_in_the_end():
+    """As long as it is the only one: its own released token is nobody's, and is never won again."""
+    world = World()
+    a = world.instance(spec(every=3_600, catch_up=0), share=0.5)
+    world.advance(1_000)
+    slot_ms = START_MS - START_MS % 3_600_000 + 3_600_000
+    world.advance(slot_ms - world.now_ms - 1_000)
+    for attempt in (None, 1, 2):
+        world.fate = lambda call, named=attempt: (
+            GIVEN_BACK if call.kind == "claim" and call.body.takeover_of == named else DELIVERED
+        )
+        for _ in range(LEASE_MS // 10):
+            world.advance(10)
+            run = world.run(slot_ms)
+            if run is not None and run.attempt == (attempt or 0) + 1:
+                break
+        assert run is not None
+        assert world.store.release("job", from_ms(slot_ms), run.token)
+        world.fate = lambda call: DELIVERED
+        world.advance(200)  # the store is well again, and the claim that may have been won is sent again
+    world.advance(2 * LEASE_MS)
+    assert [(e.slot_ms, e.attempt, e.reason) for e in a.events("start")] == [(slot_ms, 4, "hand-over")]
+    assert world.run(slot_ms).status == "success"
+
+
+def test_a_slot_that_the_store_has_ended_as_older_than_its_data_is_told_as_missed():
+    """Given back, it would be started by whoever takes it."""
+    world = World()
+    a = world.instance(spec(jitter=5, catch_up=0), share=0.4)
+    world.advance(61_000)
+    world.reset_store()
+    world.fate = lambda call: GIVEN_BACK if call.kind == "claim" else DELIVERED
+    while not world.sent("claim"):
+        world.advance(100)
+    world.advance(20)
+    world.fate = lambda call: DELIVERED
+    assert world.store.finish("job", from_ms(SLOT_MS), world.run(SLOT_MS).token, "failed", "not started")
+    world.advance(10_000)
+    assert a.summary("start", "skip", "failed", "lost") == [("skip", "missed")]
+    assert "older than the store's data" in a.events("skip")[0].error
+
+
+def test_a_claim_by_hand_is_run_though_it_is_the_first_since_the_store_lost_its_data():
+    """Its slot is new: nobody can have run it before."""
+    world = World()
+    a = world.instance(spec(every=3_600, catch_up=0))
+    world.advance(5_000)
+    world.fate = lambda call: Fate(50, 0)
+    a.manual()
+    world.advance(20)
+    world.reset_store()  # while the claim is on its way: that is what gives many a store its new epoch
+    world.advance(1_000)
+    assert [t.outcome for t in a.answers] == ["won"]
+    assert a.summary() == [("store_error", "reset"), ("start", "manual"), ("success", None)]
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["never came", "answer lost"])
+def test_trouble_is_over_when_the_store_is_back_though_its_claim_was_too_late(carried_out: bool):
+    """Not only with the job's next slot, which may be a day away."""
+    world = World()
+    a = world.instance(spec(every=3_600, max_late=5, catch_up=0), share=0.5)
+    world.advance(1_000)
+    world.advance(3_600_000 - world.now_ms % 3_600_000 - 1_000)
+    lost = Fate(0, 100, Failure("away"), carried_out=carried_out)
+    world.fate = lambda call: lost if call.kind == "claim" else lost_request()
+    world.advance(30_000)
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable")]
+    world.fate = lambda call: DELIVERED
+    world.advance(10_000)
+    assert a.summary("store_error", "store_ok") == [("store_error", "unreachable"), ("store_ok", None)]
+    assert a.planner.health.state == "up"
+
+
 def test_what_a_release_was_answered_says_nothing_of_claims_that_are_refused():
     """At the end no `store_ok` is told for a store that still refuses to write."""
     world = World()
@@ -199,15 +276,16 @@ def test_the_trouble_of_a_job_that_was_removed_is_forgotten_with_its_last_run():
     assert a.events("store_ok") == []
 
 
-@pytest.mark.parametrize("kind", ["claim", "finish"])
-def test_too_few_replicas_for_one_job_are_its_own_trouble_until_a_claim_or_a_finish_gets_through(kind: str):
+@pytest.mark.parametrize("first", ["claim", "finish"])
+def test_too_few_replicas_for_one_job_are_its_own_trouble_until_a_claim_or_a_finish_gets_through(first: str):
     """On a node of a cluster: the job's heartbeats, and the other jobs, go on meanwhile."""
     world = World()
     a = world.instance(spec("short", every=20, overlap="allow", catch_up=0), spec("free", every=1), share=1.0)
     world.work = lambda instance, attempt: Work(30_000 if attempt.spec.name == "short" else 0)
-    too_few = Fate(0, 300, replace(TOO_FEW, job="short"), carried_out=kind == "finish")
-    world.advance(25_000)
-    world.fate = lambda call: too_few if call.job == "short" and call.kind == kind else DELIVERED
+    failure = replace(TOO_FEW, job="short")
+    too_few = {"claim": Fate(0, 300, failure), "finish": Fate(0, 300, failure, carried_out=True)}
+    world.advance({"claim": 25_000, "finish": 45_000}[first])
+    world.fate = lambda call: too_few.get(call.kind, DELIVERED) if call.job == "short" else DELIVERED
     world.advance(60_000)
     assert [(e.job, e.reason) for e in a.events("store_error", "store_ok")] == [("short", "unreachable")]
     assert len([c for c in world.sent("heartbeat") if c.job == "short"]) > 5
@@ -331,7 +409,7 @@ def test_a_claim_that_won_an_older_slot_in_an_emptied_store_lets_nobody_start_it
     """Not handed over: the others know no more than the store does, and would start it."""
     world = World()
     a = world.instance(spec(jitter=5, catch_up=0), share=0.4)
-    b = world.instance(spec(jitter=5, catch_up=0), share=0.6)
+    b = world.instance(spec(jitter=5, catch_up=0), name="b", share=0.6)
     world.advance(61_000)
     world.reset_store()  # noticed only by the claims' own answers
     world.advance(2 * LEASE_MS)
