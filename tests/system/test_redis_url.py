@@ -89,7 +89,7 @@ def test_tls_verifies_chain_and_host_name_unless_told_not_to_in_so_many_words() 
         ("", "is no Redis URL"),
         ("redis://h:0", "'h:0'"),
         ("redis://h:99999", "'h:99999'"),
-        ("redis://h:port", "'h:port'"),
+        ("redis://h:port", "host:port; write redis"),
         ("redis://h/x", "by its number"),
         ("redis://h/-1", "by its number"),
         ("redis://h/1/2", "too long a path"),
