@@ -253,11 +253,12 @@ def test_a_deploy_that_changes_a_schedule_runs_nothing_by_itself(cluster: Cluste
     claim = cluster.store.claim("removed", from_ms(orphan_ms), secrets.token_hex(16), "old", lease=0.01, max_late=60)
     assert claim.outcome == "won"
     name = {"name": "report", "do": "quick"}
-    cluster.boot(1, {**name, "every_ms": 400})
-    cluster.wait("start", count=3)
-    # The new schedule's slots so far are long past: nothing is to be caught up.
+    cluster.boot(1, {**name, "every_ms": 1000})
+    cluster.wait("start", count=2)
+    # The new schedule's slots so far are long past: nothing is to be caught up. The one to come is between two of the
+    # old schedule: time enough to boot before it, and to start it before the old schedule's next one supersedes it.
     deployed_ms = wall_ms()
-    new_ms = every_ms_due((deployed_ms + 1600) // 400 * 400 + 210)  # between two slots of the old schedule
+    new_ms = every_ms_due((deployed_ms + 4000) // 1000 * 1000 + 220)
     cluster.boot(2, {**name, "every_ms": new_ms})
     slot_ms = (deployed_ms // new_ms + 1) * new_ms
     start = cluster.wait("start", slot=slot_ms)
@@ -267,8 +268,8 @@ def test_a_deploy_that_changes_a_schedule_runs_nothing_by_itself(cluster: Cluste
     cluster.stop_all()
     starts = cluster.facts("start")
     assert_started_once(starts)
-    assert {f["slot"] for f in starts if f["slot"] % 400} <= {slot_ms}
-    assert_all_started(cluster.facts(), "report", slots_between(400, starts[0]["slot"], last_ms))
+    assert {f["slot"] for f in starts if f["slot"] % 1000} <= {slot_ms}
+    assert_all_started(cluster.facts(), "report", slots_between(1000, starts[0]["slot"], last_ms))
     orphan = cluster.stored("removed", orphan_ms)
     assert (orphan.status, orphan.attempt) == ("running", 1)
     assert not cluster.events("store_error")
