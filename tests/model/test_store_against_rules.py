@@ -29,9 +29,9 @@ from side_by_side import SideBySide, options_of
 
 from leaselib._model import ClaimAnswer, ClaimRequest, Record, from_ms, to_ms
 
-EXAMPLES = 200
+EXAMPLES = 300
 STEPS = 50
-WALKS = 300
+WALKS = 500
 JOBS = ("job", "jo*b")
 
 JOB_NAMES = st.sampled_from(JOBS)
