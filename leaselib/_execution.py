@@ -190,9 +190,7 @@ class Execution:
                 accepted = instance.store.finish(record.job, slot, record.token, word, error, timeout=timeout)
         except Exception as error:  # noqa: BLE001  whatever the store raised, the word goes out again
             failure = instance.failure(error)
-            instance.decide(
-                lambda now_ms: attempt.word_failed(now_ms) + planner.attempt_failed(attempt, failure, now_ms)
-            )
+            instance.decide(lambda now_ms: planner.word_failed(attempt, failure, now_ms))
         else:
             instance.decide(lambda now_ms: planner.word_answered(attempt, word, accepted, now_ms))
 
@@ -226,9 +224,7 @@ class Execution:
             )
         except Exception as error:  # noqa: BLE001  whatever the store raised, the next heartbeat is due
             failure = instance.failure(error)
-            instance.decide(
-                lambda now_ms: attempt.beat_failed(now_ms) + planner.attempt_failed(attempt, failure, now_ms)
-            )
+            instance.decide(lambda now_ms: planner.beat_failed(attempt, failure, now_ms))
         else:
             instance.decide(lambda now_ms: planner.beat_answered(attempt, accepted, sent_ms, now_ms))
         self.beaten.set()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Container
 from typing import Literal
 
-from leaselib._model import epoch_ms
+from leaselib._model import ClaimAnswer, Record, epoch_ms
 from leaselib._random import Chance
 
 Kind = Literal["ping", "load", "write", "sure"]
@@ -194,6 +194,16 @@ class Epochs:
         self._met: dict[str | None, str] = {}  # of each job that has its own; None: the store's
         self._not_before_ms: dict[str | None, int] = {}  # of those that became others since this instance began
 
+    @staticmethod
+    def told_by(job: str, answer: ClaimAnswer) -> tuple[str | None, str]:
+        """Whose epoch the answer to a claim of that job tells, as `heard` takes it, and which one."""
+        return (None, answer.epoch) if answer.job_epoch is None else (job, answer.job_epoch)
+
+    @property
+    def of_store(self) -> str:
+        """The store's epoch as it was met last, or empty."""
+        return self._met.get(None, "")
+
     def heard(self, job: str | None, epoch: str, now_ms: int) -> bool:
         """An answer told an epoch: the job's own or, if None, the store's. Returns whether it is a new one."""
         reset = self._met.setdefault(job, epoch) != epoch
@@ -208,6 +218,12 @@ class Epochs:
         """Whether that slot of the job is older than its data, which were lost since this instance began."""
         not_before_ms = self._not_before_ms.get(job if job in self._met else None)
         return not_before_ms is not None and slot_ms < not_before_ms
+
+    def lost_win(self, won: Record) -> bool:
+        """Whether nobody may run what was just won. A slot of a claim by hand is new, though, and a run that had an
+        attempt before began after the data were lost.
+        """
+        return won.attempt == 1 and won.reason != "manual" and self.lost_slot(won.job, won.slot_ms)
 
 
 class JobTroubles:

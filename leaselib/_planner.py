@@ -18,7 +18,7 @@ from leaselib._backup import Backups
 from leaselib._calendar import Calendar
 from leaselib._claims import Claim, Failure, JobSpec, JobState, Orphan, Unfinished
 from leaselib._effects import Begin, Effect, Load, Ping, SendClaim, Tell
-from leaselib._link import LOAD_AGAIN_MS, Kind, Link, Loads, Trouble
+from leaselib._link import LOAD_AGAIN_MS, Epochs, Kind, Link, Loads, Trouble
 from leaselib._model import ClaimAnswer, ClaimRequest, Record, from_ms
 from leaselib._orphans import Orphans
 from leaselib._random import Chance
@@ -300,7 +300,7 @@ class Planner:
         if claim.watch is not None:
             claim.watch.claim, claim.watch.unknown = None, False
         name = claim.spec.name
-        whose, epoch = (None, answer.epoch) if answer.job_epoch is None else (name, answer.job_epoch)
+        whose, epoch = Epochs.told_by(name, answer)
         effects = self._heard(claim.sent_boot_ms, boot_ms, answer.now_ms, epoch, whose)
         effects += self._answered(name, None, boot_ms, "sure" if answer.replicated else "write")
         if claim.reason == "manual":
@@ -333,10 +333,7 @@ class Planner:
         self.attempts[answer.record.token] = attempt
         self._arm_attempt(attempt, boot_ms)
         effects: list[Effect] = []
-        # A slot of a claim by hand is new, and a run with an attempt before this one began after the data were lost.
-        first = answer.record.attempt == 1 and claim.reason != "manual"
-        if first and self.link.epochs.lost_slot(claim.spec.name, claim.slot_ms):
-            # Handed over, it would be started by whoever takes it.
+        if self.link.epochs.lost_win(answer.record):  # handed over, it would be started by whoever takes it
             attempt.turn_down(OLDER_THAN_DATA)
             effects.append(self._reports.skip_lost(claim, boot_ms))
         elif self.stopping or claim.cancelled:
@@ -361,8 +358,7 @@ class Planner:
                 return [self._reports.event("interrupted", boot_ms, spec, slot_ms, reason=why, attempt=attempt)]
             if outcome in ("superseded", "late") and watch is None:
                 return [self._reports.skip(spec, slot_ms, outcome, boot_ms)]
-            mine = record is not None and (record.token, record.runner) == (claim.token, self.runner)
-            if mine and record is not None and record.status == "failed":
+            if watch is None and record is not None and (record.status, record.token) == ("failed", claim.token):
                 # Won, and ended by the store itself, as it is older than the data: see RedisStore._give_back.
                 return [self._reports.skip_lost(claim, boot_ms)]
         return []
@@ -505,8 +501,15 @@ class Planner:
         kind: Kind = "sure" if accepted and word != "release" else "write"
         return effects + self._answered(attempt.spec.name, attempt.record.slot_ms, boot_ms, kind)
 
-    def attempt_failed(self, attempt: Attempt, failure: Failure, boot_ms: int) -> list[Effect]:
-        """A heartbeat, finish or release of that attempt failed."""
+    def beat_failed(self, attempt: Attempt, failure: Failure, boot_ms: int) -> list[Effect]:
+        """A heartbeat of that attempt failed."""
+        return attempt.beat_failed(boot_ms) + self._attempt_failed(attempt, failure, boot_ms)
+
+    def word_failed(self, attempt: Attempt, failure: Failure, boot_ms: int) -> list[Effect]:
+        """The last word of that attempt failed."""
+        return attempt.word_failed(boot_ms) + self._attempt_failed(attempt, failure, boot_ms)
+
+    def _attempt_failed(self, attempt: Attempt, failure: Failure, boot_ms: int) -> list[Effect]:
         slot_ms = attempt.record.slot_ms
         return self._failed(failure, boot_ms, kind="write", slot_ms=slot_ms, attempt_slot_ms=slot_ms)
 

@@ -146,6 +146,8 @@ class Dispatcher:
 
     def flush(self) -> None:
         """Hands on what was noted, never waiting: if listeners are too slow, the oldest is dropped and counted."""
+        if not self._noted:  # most decisions bring no event; and what another thread has taken is on its way in order
+            return
         left = []
         with self._guard:
             while self._noted:  # only ever taken from here

@@ -126,9 +126,8 @@ class RedisStore(Store):
         self._lock = threading.Lock()
         self._short: set[str | None] = set()  # where replicas were too few the last time: see _place
         self._epochs = Epochs()  # as claims and pings met them
-        # Cluster mode: the namespace's epoch as it was last met; the boot times before which a job isn't added to the
-        # set of jobs again, and before which that set isn't tried at all.
-        self._epoch = ""
+        # Cluster mode: the boot times before which a job isn't added to the set of jobs again, and before which that
+        # set isn't tried at all.
         self._registered: dict[str, int] = {}
         self._register_at_ns = 0
         self._pid = os.getpid()
@@ -254,9 +253,12 @@ class RedisStore(Store):
         )
         waited = not self.wait_replicas or probing or answer[0] == b"won"
         result = self._claim_answer(request, answer, replicated=waited and not shortage)
-        older = self._older_than_data(request, result)
-        if shortage and result.outcome == "won":
-            what = self._give_back(request, deadline, ended=older or request.reason == "manual")
+        whose, epoch = Epochs.told_by(job, result)
+        if whose is not None or not self._cluster:  # else it is what this store remembers itself
+            with self._lock:
+                self._epochs.heard(whose, epoch, result.now_ms)
+        if shortage and result.outcome == "won" and result.record is not None:
+            what = self._give_back(request, result.record, deadline)
             raise GivenBackError(self._too_few(what, shortage), self._place(job), result.interrupted)
         if self._cluster and result.outcome == "won":
             self._register(job, deadline)
@@ -281,20 +283,14 @@ class RedisStore(Store):
             job_epoch=epoch.decode() if self._cluster and epoch else None,  # one that never started has none
         )
 
-    def _older_than_data(self, request: ClaimRequest, answer: ClaimAnswer) -> bool:
-        """Whether a win is that of a slot that may have run before the data were lost, as this store has met others."""
-        whose, epoch = (None, answer.epoch) if answer.job_epoch is None else (request.job, answer.job_epoch)
-        with self._lock:
-            self._epochs.heard(whose, epoch, answer.now_ms)
-            lost = self._epochs.lost_slot(request.job, request.slot_ms)
-        return lost and answer.outcome == "won" and answer.record is not None and answer.record.attempt == 1
-
-    def _give_back(self, request: ClaimRequest, deadline: Deadline, *, ended: bool) -> str:
+    def _give_back(self, request: ClaimRequest, won: Record, deadline: Deadline) -> str:
         """A win that too few replicas have isn't acted on. Returns what became of it, in words.
 
-        It is released, so that it may be claimed again later; but `ended` if nobody may run it, or if it was claimed by
-        hand, as its caller is told of it.
+        It is released, so that it may be claimed again later; but ended if nobody may run it, as the data were lost
+        after its slot, or if it was claimed by hand, as its caller is told of it.
         """
+        with self._lock:
+            ended = request.reason == "manual" or self._epochs.lost_win(won)
         keys = [self._keys.runs(request.job)]
         name, done = "release", "released again"
         arguments: tuple[object, ...] = (request.slot_ms, request.token, 0, "")
@@ -380,7 +376,7 @@ class RedisStore(Store):
         return self._ping(self._deadline(timeout))
 
     def _ping(self, deadline: Deadline) -> Pong:
-        known, probing = self._known_epoch(), self._probing(None)
+        known, probing = self._known_epoch() if self._cluster else "", self._probing(None)
         arguments = (_random.SYSTEM.token(), int(probing))
         try:
             share = deadline.share(2) if known else deadline
@@ -400,8 +396,6 @@ class RedisStore(Store):
         epoch = check_epoch(raw.decode())
         with self._lock:
             self._epochs.heard(None, epoch, int(now))
-            if self._cluster:
-                self._epoch = epoch
         return Pong(from_ms(int(now)), epoch)
 
     def _ping_any(self, epoch: str, deadline: Deadline, failure: StoreError) -> Pong:
@@ -431,7 +425,7 @@ class RedisStore(Store):
     def _known_epoch(self) -> str:
         """Cluster mode: the namespace's epoch as it was last met, empty if it never was."""
         with self._lock:
-            return self._epoch
+            return self._epochs.of_store
 
     def _learn_epoch(self, deadline: Deadline) -> None:
         """Cluster mode: a claim's own node may not know the namespace's epoch. Asked for once in a process's life."""

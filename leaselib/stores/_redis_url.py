@@ -48,9 +48,9 @@ _SHOWN = frozenset(_PARAMETERS) - {"password", "sentinel_password"}
 """Whose values may be shown. Not so any others': they may be a misspelt password's."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NOT_IN_A_HOST = set("/\\@?#\"'<>{}$%;=&*^|`()!+")
-_ODD_HOSTS = re.compile(r"(^|,):|;|^[^\[,]*:[^,]*:|,[^\[,]*:[^,]*:")
-"""A host that begins with a colon or has two, and is no address in brackets; or a semicolon."""
-_ODD_PORT = re.compile(r":(?![0-9]*(,|$))")
+_IN_BRACKETS = re.compile(r"\[[^\]]*\]")
+_ODD_HOSTS = re.compile(r"(^|,):|;|:(?![0-9]*(,|$))")
+"""A host that begins with a colon, or a colon before something else than a port's number; or a semicolon."""
 _SOCKET_AND_DB = re.compile(r"(.*\.sock)/([0-9]+)/?", re.DOTALL)
 _LARGEST_DB = 2**31 - 1
 _LONGEST_SOCKET = 107  # bytes, on Linux; a few less elsewhere
@@ -93,16 +93,17 @@ def masked(url: str) -> str:
         rest = f"{user}:***@{rest.rpartition('@')[2]}"
     else:
         hosts = re.split("[/?#]", rest, maxsplit=1)[0]
-        bare = re.sub(r"\[[^\]]*\]", "", hosts)
-        if _ODD_HOSTS.search(hosts) or _ODD_PORT.search(bare):  # perhaps a password before something else than an @
+        if _ODD_HOSTS.search(_IN_BRACKETS.sub("host", hosts)):  # perhaps a password before something else than an @
             rest = "***" + rest[len(hosts) :]
     rest, question_mark, query = rest.partition("?")
     pairs = []
     for pair in query.split("&"):
         name, equals, _ = pair.partition("=")
         plain = unquote(name)
-        hidden = f"{name}=***" if equals else "***" if pair else ""  # one without a value may be the rest of another's
-        pairs.append(pair if equals and plain in _SHOWN else hidden)
+        if not pair or (equals and plain in _SHOWN):
+            pairs.append(pair)
+        else:  # one without a value may be the rest of another's
+            pairs.append(f"{name}=***" if equals else "***")
     return f"{scheme}://{rest}{question_mark}{'&'.join(pairs)}"
 
 

@@ -537,9 +537,7 @@ class Instance:
             self._last_word(attempt)
 
         def failed(failure: Failure) -> None:
-            self.decide(
-                lambda now_ms: attempt.word_failed(now_ms) + self.planner.attempt_failed(attempt, failure, now_ms)
-            )
+            self.decide(lambda now_ms: self.planner.word_failed(attempt, failure, now_ms))
             self._last_word(attempt)
 
         if word == "release":
@@ -568,9 +566,7 @@ class Instance:
             then()
 
         def failed(failure: Failure) -> None:
-            self.decide(
-                lambda now_ms: attempt.beat_failed(now_ms) + self.planner.attempt_failed(attempt, failure, now_ms)
-            )
+            self.decide(lambda now_ms: self.planner.beat_failed(attempt, failure, now_ms))
             then()
 
         self._call(
