@@ -69,9 +69,11 @@ class StoreClock:
                 stepped_ms = difference_ms
                 self._samples.clear()
         self._samples.append((received_boot_ms, offset_ms, error_ms))
-        best = min(reversed(self._samples), key=lambda s: s[2] + (received_boot_ms - s[0]) // AGING)
-        self.offset_ms = best[1]
-        self._error_ms = best[2] + (received_boot_ms - best[0]) // AGING
+        self._error_ms = error_ms + 1  # the new sample is better than that
+        for sampled_ms, sample_ms, its_error_ms in reversed(self._samples):  # the newest of the best
+            aged_ms = its_error_ms + (received_boot_ms - sampled_ms) // AGING
+            if aged_ms < self._error_ms:
+                self._error_ms, self.offset_ms = aged_ms, sample_ms
         self.sampled_boot_ms = received_boot_ms
         return stepped_ms
 

@@ -100,14 +100,17 @@ class Planner:
 
     def due_boot_ms(self) -> int | None:
         """When `tick` has something to do, at the latest; None if nothing is planned."""
-        due = [self._timers[0][0]] if self._timers else []
+        timer_ms = self._timers[0][0] if self._timers else None
         if self.stopping:
-            return min(due, default=None)
+            return timer_ms
         slot_store_ms = self.calendar.due_store_ms()
         slot_ms = None if slot_store_ms is None else self.clock.boot_ms(slot_store_ms)
         check_ms = self.backups.due_boot_ms() if self.health.state != "down" else None
-        due += [at for at in (slot_ms, check_ms, self.link.due_boot_ms()) if at is not None]
-        return min(due, default=None)
+        earliest_ms = timer_ms
+        for at_ms in (slot_ms, check_ms, self.link.due_boot_ms()):
+            if at_ms is not None and (earliest_ms is None or at_ms < earliest_ms):
+                earliest_ms = at_ms
+        return earliest_ms
 
     def tick(self, boot_ms: int, wall_ms: int) -> list[Effect]:
         """Everything that time alone brings. `wall_ms` is only watched for steps."""

@@ -88,21 +88,22 @@ def trim_limit(request: ClaimRequest, meta: JobMeta) -> int:
 
 def claim(view: JobView, request: ClaimRequest, now_ms: int, epoch: str) -> Decision:
     """Rules 1, 3, 5 and 6: decides a claim, atomically with respect to every other operation on the job."""
-    if view.run is None and not view.running:  # by far the most frequent case, and nothing to clamp
-        return _claim_new(view, request, now_ms, epoch)
-    run = None if view.run is None else _clamped(view.run, now_ms)
-    others = tuple(_clamped(r, now_ms) for r in view.running)
-    clamped = tuple(r for r, before in zip(others, view.running, strict=True) if r is not before)
-    if run is not None and run is not view.run:
-        clamped = (*clamped, run)
-    view = replace(view, run=run, running=others)
-    if run is None:
-        decision = _claim_new(view, request, now_ms, epoch)
-    else:
-        decision = _claim_existing(view, run, request, now_ms, epoch)
-    written = {(r.job, r.slot_ms) for r in decision.puts}
-    kept = tuple(r for r in clamped if (r.job, r.slot_ms) not in written)
+    runs = view.running if view.run is None else (*view.running, view.run)
+    clamped = {run.slot_ms: brought for run in runs if (brought := _clamped(run, now_ms)) is not run}
+    if not clamped:
+        return _decided(view, request, now_ms, epoch)
+    run = view.run and clamped.get(view.run.slot_ms, view.run)
+    others = tuple(clamped.get(other.slot_ms, other) for other in view.running)
+    decision = _decided(replace(view, run=run, running=others), request, now_ms, epoch)
+    written = {record.slot_ms for record in decision.puts}
+    kept = tuple(record for slot_ms, record in clamped.items() if slot_ms not in written)
     return replace(decision, puts=(*decision.puts, *kept)) if kept else decision
+
+
+def _decided(view: JobView, request: ClaimRequest, now_ms: int, epoch: str) -> Decision:
+    if view.run is None:
+        return _claim_new(view, request, now_ms, epoch)
+    return _claim_existing(view, view.run, request, now_ms, epoch)
 
 
 def _claim_new(view: JobView, request: ClaimRequest, now_ms: int, epoch: str) -> Decision:

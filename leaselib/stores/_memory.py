@@ -46,11 +46,11 @@ class MemoryStore(RulesStore):
         self.epoch = f"{clock.wall_ms()}-{_random.SYSTEM.token()}"
 
     @contextmanager
-    def _transaction(self, timeout: float, *, write: bool) -> Iterator[_MemoryTable]:  # noqa: ARG002
+    def _transaction(self, timeout: float, *, write: bool) -> Iterator[MemoryTable]:  # noqa: ARG002
         if not self._lock.acquire(timeout=timeout):
             raise StoreError(f"the MemoryStore's lock was not free within {timeout} s", transient=True)
         try:
-            yield _MemoryTable(self._jobs, self._clock.wall_ms(), self.epoch)
+            yield MemoryTable(self._jobs, self._clock.wall_ms(), self.epoch)
         finally:
             self._lock.release()
 
@@ -64,7 +64,7 @@ class MemoryStore(RulesStore):
         return f"MemoryStore(namespace={self.namespace!r})"
 
 
-class _MemoryTable:
+class MemoryTable:
     """The rules' window on the dictionaries, while the lock is held. The rules write only after they have decided."""
 
     def __init__(self, jobs: dict[str, _Job], now_ms: int, epoch: str) -> None:

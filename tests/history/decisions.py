@@ -8,6 +8,7 @@ invariant says stands in `base.INVARIANTS`; those of a store's decisions are S1 
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -121,12 +122,12 @@ class _Job:
     ended: list[int] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
     floor_ms: int | None = None
-    lives: dict[int, _Life] = field(default_factory=dict)
+    lives: defaultdict[int, _Life] = field(default_factory=lambda: defaultdict(_Life))
 
     def lose(self, entry: Entry) -> None:
         """The store lost this job's data, but for what the entry names: the rest can't be held against it."""
         kept = [record for record in entry.puts if record.job == self.name]
-        lives, self.lives, self.runs = self.lives, {}, {}
+        lives, self.lives, self.runs = self.lives, defaultdict(_Life), {}
         self.running, self.ended, self.floor_ms = set(), [], entry.floor_ms
         known = {(self.namespace, self.name, record.slot_ms, record.attempt) for record in kept}
         for token, start in list(self.tokens.items()):
@@ -135,7 +136,7 @@ class _Job:
                 del self.tokens[token]
         for record in kept:
             self._store(record)
-            self.lives[record.slot_ms] = _survivor(record, lives.get(record.slot_ms, _Life()))
+            self.lives[record.slot_ms] = _survivor(record, lives[record.slot_ms])
         slots = {record.slot_ms for record in kept} | ({entry.floor_ms} if entry.floor_ms is not None else set())
         self.started = sorted(slots)
         self.kept_fence = max((record.fence for record in kept), default=0)
@@ -146,11 +147,20 @@ class _Job:
         if entry.now_ms <= self.fence and self.kept_fence is not None:
             # Data was lost, and then the clock set back: neither says how high the fence was.
             self.fence = max(self.kept_fence, min(self.fence, entry.now_ms - 1))
-        life = self.lives.setdefault(entry.slot_ms, _Life())
+        life = self.lives[entry.slot_ms]
         if entry.request is not None:
             life.max_attempts = max(life.max_attempts, entry.request.max_attempts)
-        yield from self._isolation(entry)
+        if entry.puts or entry.drops or entry.elsewhere:
+            yield from self._isolation(entry)
         yield from self._answer(entry, life)
+        if entry.puts or entry.drops:
+            yield from self._changes(entry)
+        if self.skip:
+            live = [slot for slot in self.running if self.runs[slot].live(entry.now_ms)]
+            if len(live) > 1:
+                yield "S1", f"runs {sorted(live)} of {self.name!r} are live at once"
+
+    def _changes(self, entry: Entry) -> Found:
         mine = [record for record in entry.puts if record.job == self.name]
         starts = [record for record in mine if self._is_start(record)]
         for record in starts:
@@ -160,10 +170,6 @@ class _Job:
             self._store(record)
         yield from self._interrupted(entry, mine)
         yield from self._dropped(entry)
-        if self.skip:
-            live = [slot for slot in self.running if self.runs[slot].live(entry.now_ms)]
-            if len(live) > 1:
-                yield "S1", f"runs {sorted(live)} of {self.name!r} are live at once"
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
@@ -257,7 +263,7 @@ class _Job:
                 life.checkpoint = entry.checkpoint
 
     def _start(self, entry: Entry, record: Record) -> Found:
-        life = self.lives.setdefault(record.slot_ms, _Life())
+        life = self.lives[record.slot_ms]
         before, request = self.runs.get(record.slot_ms), entry.request
         if request is None or record.slot_ms != entry.slot_ms or record.token != entry.token:
             yield "S2", f"a {entry.op} with {entry.token!r} for slot {entry.slot_ms} started {record}"
@@ -322,7 +328,7 @@ class _Job:
                 yield "S5", f"a {entry.op} made the released run {record.slot_ms} live again"
             if record.fence != before.fence:
                 yield "S20", f"a {entry.op} changed the fence of {record.slot_ms} to {record.fence}"
-        expected = self.lives.setdefault(record.slot_ms, _Life()).checkpoint
+        expected = self.lives[record.slot_ms].checkpoint
         if record.checkpoint != expected:
             yield "S21", f"run {record.slot_ms} has checkpoint {record.checkpoint!r}, accepted was {expected!r}"
 

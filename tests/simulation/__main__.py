@@ -6,9 +6,10 @@ import argparse
 import itertools
 import sys
 import time
+from collections.abc import Iterable
 
 from . import checks, pairs, runner
-from .plan import plan
+from .plan import crowded, plan
 
 
 def main() -> int:
@@ -31,7 +32,9 @@ def main() -> int:
 
 def _run(options: argparse.Namespace) -> int:
     began, summary = time.monotonic(), runner.Summary()
-    seeds = itertools.count(options.first) if options.forever else range(options.first, options.first + options.seeds)
+    seeds: Iterable[int] = itertools.count(options.first)
+    if not options.forever:  # those that take longest come first, so that no process is left alone with one
+        seeds = sorted(range(options.first, options.first + options.seeds), key=crowded, reverse=True)
     for result in runner.many(seeds, options.jobs):
         summary.add(result)
         if summary.histories % 200 == 0:

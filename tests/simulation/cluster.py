@@ -101,7 +101,8 @@ class Cluster(World):
         end_ms, heap = self.now_ms + ms, self._heap
         while heap and heap[0][0] <= end_ms:
             at_ms, _, owner, what = heapq.heappop(heap)
-            self.now_ms = max(self.now_ms, at_ms)
+            if at_ms > self.now_ms:
+                self.now_ms = at_ms
             if owner is None:
                 what()
             elif owner.dead:
@@ -268,7 +269,10 @@ class Cluster(World):
 
     def faces(self, kind: str, who: str | None = None) -> Fault | None:
         """The fault of that kind that is on, for that instance or (None) for the store."""
-        return next((f for f in self.active if f.kind == kind and f.who == who), None)
+        for fault in self.active:
+            if fault.kind == kind and fault.who == who:
+                return fault
+        return None
 
 
 class Member(Instance):
@@ -384,9 +388,8 @@ class Member(Instance):
         """See Instance."""
         if not self.dead:
             super().decide(decision)
-            has_free = self.planner.free > 0
-            if has_free != self.busy[-1][1]:
-                self.busy.append((self.world.now_ms, has_free))
+            if (self.planner.free > 0) != self.busy[-1][1]:
+                self.busy.append((self.world.now_ms, self.planner.free > 0))
 
     def kill(self) -> None:
         """The process ends at once."""
@@ -440,7 +443,7 @@ class _Sent:
             cluster.at(cluster.now_ms + ms, None, lambda back_ms=back_ms: self._arrive(back_ms))
         if way.refused_ms is not None:
             self._reply(way.refused_ms, lambda: self._failed(Failure("connection reset")))
-        self._reply(self._call.timeout_ms, lambda: self._failed(Failure("timed out")))
+        cluster.at(cluster.now_ms + self._call.timeout_ms, self._member, self._time_out)
 
     def _reply(self, back_ms: int | None, report: Callable[[], None]) -> None:
         if back_ms is not None:
@@ -451,8 +454,15 @@ class _Sent:
             self._open = False
             report()
 
+    def _time_out(self) -> None:
+        if self._open:
+            self._settle(lambda: self._failed(Failure("timed out")))
+
     def _arrive(self, back_ms: int | None) -> None:
         cluster = self._cluster
+        if not cluster.active:
+            self._carry_out(back_ms)
+            return
         frozen = cluster.faces("freeze-store")
         if frozen is not None:
             thawed_ms = START_MS + frozen.at_ms + frozen.for_ms + 1
@@ -482,10 +492,11 @@ class _Way:
     """
 
     def __init__(self, chance: random.Random, call: Call, cluster: Cluster, place: str) -> None:
-        self.out_ms = [1 + chance.randrange(LATENCY_MS)]
-        self.back_ms: int | None = 1 + chance.randrange(LATENCY_MS)
+        draw = chance.random  # five draws, whatever is on
+        self.out_ms = [1 + int(draw() * LATENCY_MS)]
+        self.back_ms: int | None = 1 + int(draw() * LATENCY_MS)
         self.refused_ms: int | None = None
-        draws = (chance.random(), chance.random(), chance.random())  # the same number of draws whatever is on
+        draws = (draw(), draw(), draw())
         if not cluster.active:
             return
         if cluster.faces("cut", place):

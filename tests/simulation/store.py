@@ -13,7 +13,7 @@ from history import Entry
 
 from leaselib import _clock
 from leaselib._model import ClaimAnswer, ClaimRequest, Record
-from leaselib.stores import MemoryStore
+from leaselib.stores._memory import MemoryStore, MemoryTable
 
 Told = Callable[[Entry], None]
 
@@ -25,33 +25,20 @@ class SimulatedStore(MemoryStore):
         super().__init__(clock=clock)
         self.epoch, self._told = epoch, told  # an epoch of its own: the usual one is drawn at random
 
+    def _transaction(self, timeout: float, *, write: bool) -> _Written:
+        self._written = _Written(self._jobs, self._clock.wall_ms(), self.epoch)
+        return self._written
+
     def _claim(self, request: ClaimRequest, timeout: float) -> ClaimAnswer:
-        before = self._records(request.job)
         answer = super()._claim(request, timeout)
-        after = self._records(request.job)
-        puts = [record for slot, record in after.items() if before.get(slot) is not record]
-        drops = tuple((request.job, slot) for slot in before if slot not in after)
-        self._told(
-            Entry(
-                "claim",
-                request.job,
-                answer.now_ms,
-                answer,
-                tuple(puts),
-                drops,
-                request.slot_ms,
-                request.token,
-                request,
-            )
-        )
+        self._tell("claim", request.job, request.slot_ms, request.token, answer, request=request)
         return answer
 
     def _heartbeat(
         self, job: str, slot_ms: int, token: str, lease_ms: int, checkpoint: str | None, timeout: float
     ) -> bool:
-        before = self._get(job, slot_ms, timeout)
         accepted = super()._heartbeat(job, slot_ms, token, lease_ms, checkpoint, timeout)
-        self._tell("heartbeat", job, slot_ms, token, accepted, before, checkpoint=checkpoint)
+        self._tell("heartbeat", job, slot_ms, token, accepted, checkpoint=checkpoint)
         return accepted
 
     def _finish(
@@ -63,34 +50,27 @@ class SimulatedStore(MemoryStore):
         error: str | None,
         timeout: float,
     ) -> bool:
-        before = self._get(job, slot_ms, timeout)
         accepted = super()._finish(job, slot_ms, token, status, error, timeout)
-        self._tell("finish", job, slot_ms, token, accepted, before, status=status, error=error)
+        self._tell("finish", job, slot_ms, token, accepted, status=status, error=error)
         return accepted
 
     def _release(self, job: str, slot_ms: int, token: str, checkpoint: str | None, timeout: float) -> bool:
-        before = self._get(job, slot_ms, timeout)
         accepted = super()._release(job, slot_ms, token, checkpoint, timeout)
-        self._tell("release", job, slot_ms, token, accepted, before, checkpoint=checkpoint)
+        self._tell("release", job, slot_ms, token, accepted, checkpoint=checkpoint)
         return accepted
 
     def _tell(
         self,
-        op: Literal["heartbeat", "finish", "release"],
+        op: Literal["claim", "heartbeat", "finish", "release"],
         job: str,
         slot_ms: int,
         token: str,
-        accepted: bool,
-        before: Record | None,
+        answer: ClaimAnswer | bool,
         **brought: Any,
     ) -> None:
-        after = self._get(job, slot_ms, 0)
-        puts = (after,) if after is not None and after is not before else ()
-        self._told(Entry(op, job, self._clock.wall_ms(), accepted, puts, slot_ms=slot_ms, token=token, **brought))
-
-    def _records(self, job: str) -> dict[int, Record]:
-        data = self._jobs.get(job)
-        return dict(data.runs) if data is not None else {}
+        written = self._written
+        puts, drops = tuple(written.puts), tuple(written.drops)
+        self._told(Entry(op, job, written.now_ms, answer, puts, drops, slot_ms, token, **brought))
 
     def all_records(self) -> Iterable[Record]:
         """Every run that is stored, by job and slot."""
@@ -110,6 +90,32 @@ class SimulatedStore(MemoryStore):
             survivors = () if data is None else tuple(data.runs[slot] for slot in data.slots)
             loss = Entry("loss", job, self._clock.wall_ms(), puts=survivors)
             self._told(loss if data is None else replace(loss, floor_ms=data.meta.floor_ms))
+
+
+class _Written(MemoryTable):
+    """A transaction that remembers what was written in it. One thread uses the store, so that nothing is locked."""
+
+    def __init__(self, jobs: dict[str, Any], now_ms: int, epoch: str) -> None:
+        super().__init__(jobs, now_ms, epoch)
+        self.puts: list[Record] = []
+        self.drops: list[tuple[str, int]] = []
+
+    def __enter__(self) -> _Written:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def put(self, record: Record) -> None:
+        """See MemoryTable."""
+        self.puts.append(record)
+        super().put(record)
+
+    def drop(self, job: str, slots: Iterable[int]) -> None:
+        """See MemoryTable."""
+        slots = list(slots)
+        self.drops += [(job, slot) for slot in slots]
+        super().drop(job, slots)
 
 
 def _copied(jobs: dict[str, Any]) -> dict[str, Any]:
