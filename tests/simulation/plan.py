@@ -14,7 +14,7 @@ SLOTS = 200
 """A history has at least so many slots, over all its jobs."""
 CROWD = 300
 """So many instances are in the largest clusters."""
-INTERVALS_MS = (1_000, 1_000, 2_000, 2_000, 3_000, 3_000, 5_000, 8_000)
+INTERVALS_MS = (1_000, 1_000, 1_000, 2_000, 2_000, 2_000, 3_000, 3_000, 5_000, 8_000)
 """The longer ones are rarer, and no crowd's: most of such a history is heartbeats, checks and idle looks at clocks."""
 STORE_FAULTS = ("outage", "freeze-store", "refuse-writes", "failover", "reset", "store-step")
 INSTANCE_FAULTS = ("crash", "pause", "stop", "cut", "drop-answers", "delay", "duplicate", "hold", "wall-step", "manual")
@@ -86,7 +86,7 @@ def plan(seed: int) -> Plan:
     chance = random.Random(f"plan-{seed}")
     crowd = crowded(seed)
     jobs = tuple(_job(chance, f"job-{n}", crowd) for n in range(1 if crowd else chance.randint(1, 3)))
-    count = CROWD if crowd else chance.choice((2, 2, 3, 3, 4, 5))
+    count = CROWD if crowd else chance.choice((2, 2, 2, 3, 3, 4, 5))
     names = tuple(f"i{n}" for n in range(count))
     span_ms = round(SLOTS / sum(1 / job.every_ms for job in jobs)) + max(job.every_ms for job in jobs)
     settle_ms = max(bound_ms(job) for job in jobs)
@@ -118,7 +118,7 @@ EPSILON_MS = 2_500
 
 
 def _job(chance: random.Random, name: str, crowd: bool) -> JobPlan:
-    every_ms = chance.choice(INTERVALS_MS[:6] if crowd else INTERVALS_MS)
+    every_ms = chance.choice(INTERVALS_MS[:8] if crowd else INTERVALS_MS)
     lease = chance.choice((3, 6, 9))
     options: dict[str, Any] = {
         "lease": lease,
