@@ -85,7 +85,10 @@ def mask(url: str) -> str:
 
 def _split(url: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
     """The path and the query parameters of a URL without host."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError(f"{mask(url)} is no URL; a store's URL is one of {_FORMS}") from None
     if parts.netloc:
         raise ConfigurationError(
             f"{parts.scheme}:// takes no host; write {parts.scheme}:///path for a path, with one more slash if it is "

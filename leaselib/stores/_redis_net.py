@@ -49,6 +49,8 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILU
 """How OpenSSL calls it, by version, when what answers a handshake isn't TLS."""
 _ODD_HANDSHAKE = ("Invalid Username or Password", "Invalid Database")
 """The driver's own words for an answer to AUTH or SELECT that is neither OK nor an error."""
+_HUNG_UP = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""How Python calls it, by version, when the connection ends instead."""
 _STUMBLES = (ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, LookupError, MemoryError,
     RuntimeError, TypeError, ValueError)  # fmt: skip
 """What a parser can raise that was written for servers that keep to the protocol; there are two of them."""
@@ -291,7 +293,7 @@ class Connection(redis.Connection):
         except TimeoutError as failure:
             raise redis.TimeoutError(f"{host}:{port} took no part in a TLS handshake; {SERVER_LACKS_TLS}") from failure
         except (ssl.SSLError, ConnectionError) as failure:
-            if isinstance(failure, ConnectionError | ssl.SSLEOFError) or failure.reason in _NO_TLS:
+            if isinstance(failure, _HUNG_UP) or failure.reason in _NO_TLS:
                 raise redis.ConnectionError(
                     f"the TLS handshake with {host}:{port} failed ({failure}); {SERVER_LACKS_TLS}"
                 ) from failure

@@ -40,6 +40,7 @@ _PARAMETERS = (
     "sentinel_username", "sentinel_password", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs",
     "ssl_check_hostname",
 )  # fmt: skip
+_UP_TO_PATH, _BRACKETED = re.compile(r"[^/?#]*"), re.compile(r"\[[^\[\]]*\]")
 _ENDS_TOO_EARLY = (
     "this Redis URL (not shown, it may hold a password) has {} after its host. Percent-encode what means something in "
     "a URL: @ / ? # % as %40 %2F %3F %23 %25"
@@ -159,7 +160,7 @@ def _split(url: str, shown: str) -> tuple[SplitResult, dict[str, str]]:
             f"percent-encode it if it belongs to a name or a password"
         )
     try:
-        parts = urlsplit(url)
+        parts = _parts(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:  # its text would quote a part of the URL that may be the password's
         raise ConfigurationError(f"{shown!r} is no URL; write {_FORMS}") from None
@@ -171,6 +172,21 @@ def _split(url: str, shown: str) -> tuple[SplitResult, dict[str, str]]:
     if len(query) < len(pairs):
         raise ConfigurationError(f"{shown!r} gives a parameter twice; write it once")
     return parts, query
+
+
+def _parts(url: str) -> SplitResult:
+    """As urlsplit, of any Python: newer ones refuse a list of hosts in which an IPv6 address isn't the only one.
+
+    What stands in brackets is judged with the addresses.
+
+    Raises:
+        ValueError: as urlsplit.
+    """
+    scheme, separator, rest = url.partition("://")
+    place = _UP_TO_PATH.match(rest)
+    assert place is not None
+    parts = urlsplit(f"{scheme}{separator}{_BRACKETED.sub('h', place[0])}{rest[place.end() :]}")
+    return parts._replace(netloc=place[0])
 
 
 def _check_parameters(query: dict[str, str], shown: str, kind: Kind, *, tls: bool) -> None:

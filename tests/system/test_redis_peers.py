@@ -251,8 +251,9 @@ def test_tls_to_a_plain_port_is_guessed(label: str) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [b"-ERR unknown command\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 100, b"", None],
-    ids=["error", "HTTP", "zeros", "silence", "closed"],
+    [b"-ERR unknown command\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 100, b"", None,
+     b"\x15\x03\x01\0\x02\x01\0"],
+    ids=["error", "HTTP", "zeros", "silence", "closed", "an end in TLS"],
 )
 def test_tls_to_a_peer_without_it_is_guessed(answer: bytes | None) -> None:
     """Whatever that says to a handshake."""

@@ -45,6 +45,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         ("unix:///run/redis.sock", "unix", (("/run/redis.sock", 0),), 0, None, ""),
         ("unix://u:pw@/run/my%20redis.sock?db=2", "unix", (("/run/my redis.sock", 0),), 2, ("u", "pw"), ""),
         ("redis+sentinel://a,b:1,[::2]:3/jobs", "sentinel", (("a", 26379), ("b", 1), ("::2", 3)), 0, None, "jobs"),
+        ("redis+cluster://u:p[w]@[::1]:1,[::2]:3", "cluster", (("::1", 1), ("::2", 3)), 0, ("u", "p[w]"), ""),
         ("valkey+sentinel://a/my%2Fjobs/5", "sentinel", (("a", 26379),), 5, None, "my/jobs"),
         ("redis+cluster://a:1,b:2", "cluster", (("a", 1), ("b", 2)), 0, None, ""),
         ("valkeys+cluster://a/0", "cluster", (("a", 6379),), 0, None, ""),

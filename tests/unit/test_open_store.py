@@ -78,6 +78,11 @@ def test_an_unknown_store_is_refused_with_every_form(url: str):
     assert "hunter2" not in message
 
 
+@pytest.mark.parametrize("url", ["sqlite://[::1/jobs.db", "memory://a]", "sqlite://[x]/jobs.db"])
+def test_what_cant_be_taken_apart_is_refused(url: str):
+    assert url in refusal(url)
+
+
 @pytest.mark.parametrize("url", ["", None, 5, b"memory://", "jobs.db"])
 def test_what_is_no_url_is_refused_with_every_form(url: object):
     message = refusal(url)
