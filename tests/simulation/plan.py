@@ -6,6 +6,7 @@ replayed as well, which is how a failing one is shrunk.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,10 +89,10 @@ def plan(seed: int) -> Plan:
     jobs = tuple(_job(chance, f"job-{n}", crowd) for n in range(1 if crowd else chance.randint(1, 3)))
     count = CROWD if crowd else chance.choice((2, 2, 2, 3, 3, 4, 5))
     names = tuple(f"i{n}" for n in range(count))
-    span_ms = round(SLOTS / sum(1 / job.every_ms for job in jobs)) + max(job.every_ms for job in jobs)
+    span_ms = math.ceil((SLOTS + len(jobs)) / sum(1 / job.every_ms for job in jobs))  # a job's last slot may be cut off
     settle_ms = max(bound_ms(job) for job in jobs)
     calm_ms = max(span_ms * 4 // 5, 1)
-    end_ms = max(span_ms, calm_ms + settle_ms + 6 * max(job.every_ms for job in jobs))
+    end_ms = max(span_ms, calm_ms + settle_ms + 4 * max(job.every_ms for job in jobs))
     made = Plan(
         seed,
         jobs,
