@@ -69,7 +69,7 @@ class StoreClock:
                 stepped_ms = difference_ms
                 self._samples.clear()
         self._samples.append((received_boot_ms, offset_ms, error_ms))
-        self._error_ms = error_ms + 1  # the new sample is better than that
+        self.offset_ms, self._error_ms = offset_ms, error_ms
         for sampled_ms, sample_ms, its_error_ms in reversed(self._samples):  # the newest of the best
             aged_ms = its_error_ms + (received_boot_ms - sampled_ms) // AGING
             if aged_ms < self._error_ms:

@@ -100,13 +100,12 @@ class Planner:
 
     def due_boot_ms(self) -> int | None:
         """When `tick` has something to do, at the latest; None if nothing is planned."""
-        timer_ms = self._timers[0][0] if self._timers else None
+        earliest_ms = self._timers[0][0] if self._timers else None
         if self.stopping:
-            return timer_ms
+            return earliest_ms
         slot_store_ms = self.calendar.due_store_ms()
         slot_ms = None if slot_store_ms is None else self.clock.boot_ms(slot_store_ms)
         check_ms = self.backups.due_boot_ms() if self.health.state != "down" else None
-        earliest_ms = timer_ms
         for at_ms in (slot_ms, check_ms, self.link.due_boot_ms()):
             if at_ms is not None and (earliest_ms is None or at_ms < earliest_ms):
                 earliest_ms = at_ms

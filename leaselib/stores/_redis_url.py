@@ -41,6 +41,7 @@ _PARAMETERS = (
     "ssl_check_hostname",
 )  # fmt: skip
 _UP_TO_PATH, _BRACKETED = re.compile(r"[^/?#]*"), re.compile(r"\[[^\[\]]*\]")
+"""The credentials and hosts of what follows `://`; what stands in brackets there."""
 _ENDS_TOO_EARLY = (
     "this Redis URL (not shown, it may hold a password) has {} after its host. Percent-encode what means something in "
     "a URL: @ / ? # % as %40 %2F %3F %23 %25"

@@ -455,14 +455,10 @@ class _Sent:
             report()
 
     def _time_out(self) -> None:
-        if self._open:
-            self._settle(lambda: self._failed(Failure("timed out")))
+        self._settle(lambda: self._failed(Failure("timed out")))
 
     def _arrive(self, back_ms: int | None) -> None:
         cluster = self._cluster
-        if not cluster.active:
-            self._carry_out(back_ms)
-            return
         frozen = cluster.faces("freeze-store")
         if frozen is not None:
             thawed_ms = START_MS + frozen.at_ms + frozen.for_ms + 1

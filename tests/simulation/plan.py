@@ -16,7 +16,9 @@ SLOTS = 200
 CROWD = 300
 """So many instances are in the largest clusters."""
 INTERVALS_MS = (1_000, 1_000, 1_000, 2_000, 2_000, 2_000, 3_000, 3_000, 5_000, 8_000)
-"""The longer ones are rarer, and no crowd's: most of such a history is heartbeats, checks and idle looks at clocks."""
+"""The longer ones are rarer: most of such a history is heartbeats, checks and idle looks at clocks."""
+CROWD_INTERVAL_MS = 3_000
+"""The longest of a crowd's, for the same reason."""
 STORE_FAULTS = ("outage", "freeze-store", "refuse-writes", "failover", "reset", "store-step")
 INSTANCE_FAULTS = ("crash", "pause", "stop", "cut", "drop-answers", "delay", "duplicate", "hold", "wall-step", "manual")
 FAULTS = STORE_FAULTS + INSTANCE_FAULTS
@@ -119,7 +121,7 @@ EPSILON_MS = 2_500
 
 
 def _job(chance: random.Random, name: str, crowd: bool) -> JobPlan:
-    every_ms = chance.choice(INTERVALS_MS[:8] if crowd else INTERVALS_MS)
+    every_ms = chance.choice([ms for ms in INTERVALS_MS if ms <= CROWD_INTERVAL_MS or not crowd])
     lease = chance.choice((3, 6, 9))
     options: dict[str, Any] = {
         "lease": lease,

@@ -26,7 +26,7 @@ class SimulatedStore(MemoryStore):
         self.epoch, self._told = epoch, told  # an epoch of its own: the usual one is drawn at random
 
     def _transaction(self, timeout: float, *, write: bool) -> _Written:
-        self._written = _Written(self._jobs, self._clock.wall_ms(), self.epoch)
+        self._written = _Written(self._jobs, self._clock.wall_ms(), self.epoch)  # the latest, for `_tell`
         return self._written
 
     def _claim(self, request: ClaimRequest, timeout: float) -> ClaimAnswer:

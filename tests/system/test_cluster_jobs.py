@@ -234,6 +234,7 @@ def test_a_job_that_finds_no_free_worker_in_time_is_a_visible_skip(cluster: Clus
         cluster.until(
             lambda i=instance: {f["job"] for f in cluster.events("skip", pid=i.pid, reason="busy")} >= left,
             "each job that didn't run is told of",
+            3,
         )
     for name in left:
         assert not cluster.store.runs(name)

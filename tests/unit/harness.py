@@ -330,12 +330,8 @@ class Instance:
         self.world.at(self.world.now_ms + ms, self, what)
 
     def _plan_tick(self, at_ms: int) -> None:
-        planned_ms = self._tick_ms
-        if planned_ms is not None and planned_ms <= at_ms:
-            return
-        now_ms = self.world.now_ms
-        at_ms = min(max(at_ms, now_ms), now_ms + LONGEST_WAIT_MS)
-        if planned_ms is None or at_ms < planned_ms:
+        at_ms = min(max(at_ms, self.world.now_ms), self.world.now_ms + LONGEST_WAIT_MS)
+        if self._tick_ms is None or at_ms < self._tick_ms:
             self._tick_ms = at_ms
             self.world.at(at_ms, self, lambda: self._tick(at_ms))
 
