@@ -1,4 +1,4 @@
-"""Clocks: the only module that reads them. Owns no state; any thread may call it.
+"""Clocks: the only module that reads them, or sleeps by them. Owns no state; any thread may call it.
 
 `boot_ms` counts durations: it can't be set, and where the system has such a clock it goes on during suspend. `wall_ms`
 is the machine's time of day; only the stores whose clock is the machine's decide by it, and an instance merely watches
@@ -53,3 +53,11 @@ class SystemClock:
 
 
 SYSTEM = SystemClock()
+
+
+def pause(seconds: float) -> None:
+    """Does nothing for so long, in a main thread that Ctrl-C is to end, with nobody else to wake it.
+
+    For there a KeyboardInterrupt that comes just when an Event or Condition begins to wait becomes a RuntimeError.
+    """
+    time.sleep(seconds)

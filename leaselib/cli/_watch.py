@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Protocol
 
+from leaselib import _clock
 from leaselib._model import Run
 from leaselib.cli import _output, _text
 from leaselib.cli._command import Command
@@ -71,10 +71,10 @@ def _showing(args: argparse.Namespace) -> AbstractContextManager[_Showing]:
 
 def _looks(place: Place, showing: _Showing, interval_s: float, limit: int | None) -> Iterator[int]:
     """Looks at the store; yields what each look's exit code would be."""
-    pause, looks = threading.Event(), 0
+    looks = 0
     while limit is None or looks < limit:
         if looks:
-            pause.wait(interval_s)
+            _clock.pause(interval_s)
         looks += 1
         try:
             state = look(place)

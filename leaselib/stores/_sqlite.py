@@ -7,9 +7,10 @@ write lock at random, short intervals, since SQLite's own waiting lets one proce
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,9 @@ from leaselib.stores._sqlite_open import SYNCHRONOUS, Connection, FileReplaced, 
 from leaselib.stores._sqlite_rows import Malformed, job_from_row, run_from_row, run_to_row, slots_from_rows
 
 # SQLite's lock mostly goes to whoever has just given it back and asks again. So whoever has waited a while tries more
-# often, which evens out the waits of all. After a second nobody shares the lock any more: one program keeps it.
+# often, which evens out the waits of all. After a second nobody shares the lock any more: one program keeps it, and
+# that may be this one. Since Python 3.11 a connection that nobody can reach any more, such as one that a handler left
+# open amid a transaction, keeps its lock until the collector comes by, and in a program that waits it may never come.
 LONG_PAUSE_S = 0.010
 SHORT_PAUSE_S = 0.0005
 IMPATIENT_AFTER_S = 0.020
@@ -92,9 +95,11 @@ class SQLiteStore(RulesStore):
         except (sqlite3.Error, FileReplaced) as error:
             if not _worth_another_try(error):
                 raise
+        left_s = max(0.0, deadline_ms - _clock.SYSTEM.boot_ms()) / 1000
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_before_delay(max(0.0, deadline_ms - _clock.SYSTEM.boot_ms()) / 1000),
+            stop=tenacity.stop_before_delay(left_s),
             wait=_pause_s,
+            before_sleep=_collecting(min(RESIGNED_AFTER_S, left_s / 2)),
             retry=tenacity.retry_if_exception(_worth_another_try),
             reraise=True,
         )
@@ -176,6 +181,18 @@ def _worth_another_try(error: BaseException) -> bool:
 def _pause_s(state: tenacity.RetryCallState) -> float:
     impatient = IMPATIENT_AFTER_S < (state.seconds_since_start or 0.0) < RESIGNED_AFTER_S
     return _random.SYSTEM.uniform(0, SHORT_PAUSE_S if impatient else LONG_PAUSE_S)
+
+
+def _collecting(after_s: float) -> Callable[[tenacity.RetryCallState], None]:
+    """Collects garbage, once, when the lock has been waited for that long: what keeps it may be in there."""
+    due = [after_s]
+
+    def collect(state: tenacity.RetryCallState) -> None:
+        if due and (state.seconds_since_start or 0.0) >= due[0]:
+            due.clear()
+            gc.collect()
+
+    return collect
 
 
 class _Transaction:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -647,11 +650,7 @@ def test_watch_goes_on_when_the_store_is_away_and_says_when_it_is_back(
     away = made.path.with_name("away.db")
     moves = iter([lambda: made.path.rename(away), lambda: None, lambda: away.rename(made.path)])
 
-    class Pause:
-        def wait(self, seconds: float) -> None:
-            next(moves)()
-
-    monkeypatch.setattr("leaselib.cli._watch.threading.Event", Pause)
+    monkeypatch.setattr("leaselib.cli._watch._clock.pause", lambda seconds: next(moves)())
     did = do("watch", made.url, "--count", "4")
     assert did.code == 0
     assert did.out.count("no file") == 1
@@ -661,6 +660,52 @@ def test_watch_goes_on_when_the_store_is_away_and_says_when_it_is_back(
     assert did.code == 1
     assert [json.loads(line)["reachable"] for line in did.out.splitlines()] == [True, False]
     assert not made.path.exists()
+
+
+@pytest.mark.parametrize("way", ["--plain", "--json"])
+def test_ctrl_c_at_any_moment_after_the_first_look_ends_watch_with_0(
+    do: Any, made: Made, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Python raises it where a function begins or a built-in one returns: at each of these places in turn.
+
+    What was in the way was an Event: interrupted as it begins to wait, it raises RuntimeError.
+    """
+
+    def watched(interrupt_at: int) -> tuple[Did, int]:
+        looks, places = 0, 0
+
+        def place(frame: FrameType, what: str, about: Any) -> None:
+            nonlocal places
+            if what in ("call", "c_return"):
+                places += 1
+                if places == interrupt_at:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        def counted(where: Place) -> StoreState:
+            nonlocal looks
+            sys.setprofile(None)
+            looks += 1
+            state = look(where)
+            if looks == 1:
+                sys.setprofile(place)
+            return state
+
+        monkeypatch.setattr("leaselib.cli._watch.look", counted)
+        gc.disable()  # an earlier round's garbage would be finalized in this one, where nothing can be raised
+        try:
+            return do("watch", made.url, "--count", "2", "--interval", "0.01", way), places
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+            gc.collect(0)
+
+    made.run("sync", 50)
+    did, places = watched(0)
+    assert did.code == 0
+    assert places > 50
+    for number in range(1, places + 1):
+        assert watched(number)[0].code == 0, number
 
 
 def told(before: StoreState, after: StoreState) -> list[str]:
