@@ -141,9 +141,7 @@ def test_a_run_whose_finish_was_rolled_back_is_kept_by_heartbeats(bench: Bench) 
             run = bench.store.runs("job")[0]
             if run.lease_end > (ends or [first])[-1]:
                 ends.append(run.lease_end)
-            now = bench.store.ping().now
-            ctx.check()  # raises if this program didn't run for so long that trust in the lease ended
-            assert now < bench.store.runs("job")[0].lease_end, "the lease ended while its runner's checks passed"
+            assert bench.store.ping().now < run.lease_end, "the lease ended while its runner's checks passed"
             ctx.sleep(0.01)
 
     assert bench.run(handler) == ("success", ["success"])
