@@ -441,7 +441,7 @@ class Planner:
             by_job.setdefault(run.job, []).append(run)
         for name in names:
             job = self.calendar.jobs.get(name)
-            if job is not None and job.phase == "loading":
+            if job is not None and job.phase == "loading" and not self.stopping:
                 self._begin(job, by_job.get(name, []), boot_ms)
             effects += self._job_answered(name, None, boot_ms, "load")
         return [*effects, *self._load(), *self._dispatch(boot_ms)]

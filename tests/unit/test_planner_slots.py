@@ -469,6 +469,34 @@ def test_after_stop_nothing_is_claimed_and_nothing_is_planned():
     assert a.manual() is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "overlap", "wait_ms", "dead"),
+    [
+        ("load", "skip", 10, False),
+        ("load", "skip", 10, True),
+        ("claim", "skip", 60_010, False),
+        ("claim", "allow", 60_010, False),
+    ],
+    ids=["load of a live run", "load of a dead run", "claim that overlaps", "claim that came second"],
+)
+def test_an_answer_that_comes_after_stop_has_nothing_watched(kind: str, overlap: str, wait_ms: int, dead: bool):
+    world = World()
+    world.work = lambda instance, attempt: Work(600_000)
+    a = world.instance(quiet(overlap=overlap), name="a")
+    world.advance(60_000 if kind == "load" else 0)
+    assert len(a.planner.attempts) == (kind == "load")
+    if dead:
+        a.kill()
+        world.advance(40_000)
+    world.fate = lambda call: Fate(50, 50) if (call.kind, call.instance) == (kind, "b") else DELIVERED
+    b = world.instance(quiet(overlap=overlap, catch_up=0), name="b")
+    world.advance(wait_ms)
+    assert len(world.sent(kind, "b")) == 1
+    b.stop()
+    world.advance(1_000)
+    assert (len(b.planner.backups), b.planner.due_boot_ms(), b.planner.in_flight) == (0, None, 0)
+
+
 def test_a_claim_that_wins_after_stop_is_handed_over_without_a_start():
     world = World()
     world.fate = lambda call: Fate(50, 50) if call.kind == "claim" else DELIVERED
