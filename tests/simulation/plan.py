@@ -19,6 +19,8 @@ INTERVALS_MS = (1_000, 1_000, 1_000, 2_000, 2_000, 2_000, 3_000, 3_000, 5_000, 8
 """The longer ones are rarer: most of such a history is heartbeats, checks and idle looks at clocks."""
 CROWD_INTERVAL_MS = 3_000
 """The longest of a crowd's, for the same reason."""
+HEARTBEATS = (6, 4, 3, 2.2)
+"""So many of them in a lease: by default, by as many as the margin takes, and nearly by as few as can be."""
 STORE_FAULTS = ("outage", "freeze-store", "refuse-writes", "failover", "reset", "store-step")
 INSTANCE_FAULTS = ("crash", "pause", "stop", "cut", "drop-answers", "delay", "duplicate", "hold", "wall-step", "manual")
 FAULTS = STORE_FAULTS + INSTANCE_FAULTS
@@ -112,8 +114,8 @@ def plan(seed: int) -> Plan:
 
 def bound_ms(job: JobPlan) -> int:
     """Lease + two heartbeats + interval, and what calls that were under way when the faults stopped can still take."""
-    lease_ms = round(job.options["lease"] * 1000)
-    return lease_ms + lease_ms // 3 + job.every_ms + EPSILON_MS + lease_ms // 3
+    lease_ms, heartbeat_ms = round(job.options["lease"] * 1000), round(job.options["heartbeat"] * 1000)
+    return lease_ms + 2 * heartbeat_ms + job.every_ms + EPSILON_MS + lease_ms // 3
 
 
 EPSILON_MS = 2_500
@@ -125,7 +127,7 @@ def _job(chance: random.Random, name: str, crowd: bool) -> JobPlan:
     lease = chance.choice((3, 6, 9))
     options: dict[str, Any] = {
         "lease": lease,
-        "heartbeat": lease / 6,
+        "heartbeat": lease / chance.choice(HEARTBEATS),
         "max_attempts": chance.choice((1, 2, 3)),
         "overlap": chance.choice(("skip", "skip", "skip", "allow")),
         "jitter": chance.choice((0, 0.1, every_ms / 5_000)),

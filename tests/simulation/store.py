@@ -82,10 +82,10 @@ class SimulatedStore(MemoryStore):
         return _copied(self._jobs)
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """A failover: what was written after the snapshot is lost."""
+        """A failover: what was written after the snapshot is lost; what another failover lost since may be back."""
         lost = self._jobs
         self._jobs = _copied(snapshot)
-        for job in lost:
+        for job in sorted({*lost, *snapshot}):
             data = self._jobs.get(job)
             survivors = () if data is None else tuple(data.runs[slot] for slot in data.slots)
             loss = Entry("loss", job, self._clock.wall_ms(), puts=survivors)
