@@ -260,6 +260,67 @@ def test_removing_the_job_releases_a_check_whose_fate_is_unknown():
     assert b.events("start") == []
 
 
+def test_stop_releases_a_check_whose_fate_is_unknown():
+    world, a, b = pair()
+    a.kill()
+    world.advance(LEASE_MS - 1_000)
+    world.fate = lambda call: lost_answer() if call.kind == "claim" else DELIVERED
+    world.advance(8_000)
+    assert world.run(START_MS).attempt == 2
+    b.stop()
+    world.advance(0)
+    assert world.run(START_MS).released is True
+    assert b.events("start") == []
+
+
+@pytest.mark.parametrize("sleeps", [1, 2, 3])
+def test_backups_hold_back_after_each_sleep(sleeps: int):
+    world, a, b = pair(work_ms=3_000_000)
+    for _ in range(sleeps):
+        world.advance(20_000)
+        a.freeze(61_000)
+        b.freeze(60_000)
+        world.advance(80_000)
+    assert (b.events("start"), world.run(START_MS).attempt) == ([], 1)
+
+
+def test_an_instance_that_is_told_overlap_backs_up_the_run_in_the_way():
+    world = World()
+    world.work = lambda instance, attempt: Work(600_000)
+    a = world.instance(spec(catch_up=0), name="a")
+    b = world.instance(spec(catch_up=0), name="b")
+    world.advance(2_000)
+    a.manual()  # b hears of that run only when its claim of the next slot overlaps with it
+    world.advance(0)
+    slot_ms = a.attempt().record.slot_ms
+    world.advance(70_000)
+    assert [e.reason for e in b.events("skip")] == ["overlap"]
+    a.kill()
+    world.advance(LEASE_MS + 2 * HEARTBEAT_MS)
+    assert world.run(slot_ms).attempt == 2 or world.run(slot_ms).error == "superseded"
+    assert b.events("start")
+
+
+def test_a_check_under_way_is_sent_once_though_another_answer_names_its_run():
+    world = World()
+    world.work = lambda instance, attempt: Work(600_000)
+    job = spec(every=11, heartbeat=3, lease=30, catch_up=0)
+    a = world.instance(job, name="a")
+    world.advance(11_000)
+    slot_ms = a.attempt().record.slot_ms
+    world.instance(job, name="b")
+    slow = Fate(out_ms=5_000, back_ms=4_900)
+    world.fate = lambda call: slow if call.kind == "claim" and call.body.takeover_of is not None else DELIVERED
+    world.advance(200_000)
+    sent: dict[int, list[int]] = {}
+    for call in world.sent("claim", "b"):
+        if call.body.takeover_of is not None:
+            sent.setdefault(call.body.slot_ms, []).append(call.sent_ms)
+    assert len(sent[slot_ms]) > 10
+    for times in sent.values():
+        assert all(later - earlier >= 9_900 for earlier, later in itertools.pairwise(times)), "two at once for one run"
+
+
 def test_stop_ends_every_backup():
     world, a, b = pair()
     b.stop()
