@@ -466,7 +466,7 @@ class Instance:
     def _start(self, attempt: Attempt) -> None:
         token = attempt.record.token
         work = self._works[token] = self.world.work(self, attempt)
-        self.decide(attempt.start)
+        self.decide(lambda now_ms: self.planner.start_attempt(attempt, now_ms))
         self._end_handler_in(attempt, work.duration_ms, work.error)
         if token in self.signals and work.heeds_ms is not None:
             self._end_handler_in(attempt, work.heeds_ms, "Aborted")
