@@ -136,6 +136,8 @@ class _Job:
                 del self.tokens[token]
         for record in kept:
             self._store(record)
+            start = _Start(self.namespace, self.name, record.slot_ms, record.attempt, record.fence)
+            self.tokens.setdefault(record.token, start)  # which an earlier loss may have taken away
             self.lives[record.slot_ms] = _survivor(record, lives[record.slot_ms])
         slots = {record.slot_ms for record in kept} | ({entry.floor_ms} if entry.floor_ms is not None else set())
         self.started = sorted(slots)

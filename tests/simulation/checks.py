@@ -72,12 +72,12 @@ def dead_runs(cluster: Cluster) -> Iterator[Problem]:
     since_ms, told = START_MS + plan.settled_ms + offset_ms, _told_of(cluster)
 
     def late(record: Record, over_ms: int, decided_ms: int) -> bool:
-        bound_ms = over_ms + allowed_ms[record.job]
+        within_ms = allowed_ms[record.job]
         return (
             over_ms >= since_ms
-            and decided_ms > bound_ms
+            and decided_ms > over_ms + within_ms
             and any(
-                member.could_take_over(over_ms - offset_ms, bound_ms - offset_ms) and first_ms < over_ms
+                member.could_take_over(max(over_ms, first_ms) - offset_ms, decided_ms - offset_ms, within_ms)
                 for member, first_ms in told.get((record.job, record.slot_ms), ())
             )
         )
@@ -99,12 +99,17 @@ def dead_runs(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _told_of(cluster: Cluster) -> dict[tuple[str, int], list[tuple[Member, int]]]:
-    """Who was told by the store that a run is alive elsewhere, so watches it; and when first, on the store's clock."""
+    """Who was told by the store that a run is alive elsewhere (its own answer, or the run in the way), so watches it;
+    and when first, on the store's clock.
+    """
     members = {member.name: member for member in cluster.everyone}
     found: dict[tuple[str, int], dict[str, int]] = {}
     for entry in cluster.entries:
-        if isinstance(entry.answer, ClaimAnswer) and entry.answer.outcome == "running":
-            found.setdefault((entry.job, entry.slot_ms), {}).setdefault(member_of(entry.token), entry.now_ms)
+        answer = entry.answer
+        if isinstance(answer, ClaimAnswer) and answer.outcome in ("running", "overlap") and answer.record is not None:
+            told = member_of(entry.token)
+            if member_of(answer.record.token) != told:  # else it is its own
+                found.setdefault((entry.job, answer.record.slot_ms), {}).setdefault(told, entry.now_ms)
     return {key: [(members[name], ms) for name, ms in of.items()] for key, of in found.items()}
 
 

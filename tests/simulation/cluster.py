@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from harness import START_MS, Call, Instance, StoreClock, Work, World, spec
@@ -25,7 +26,7 @@ from leaselib._effects import Effect
 from leaselib._model import ClaimAnswer, Record, from_ms
 from leaselib.errors import StoreError
 
-from .plan import RUNNER, Fault, JobPlan, Plan
+from .plan import RUNNER, WINDOWS, Fault, JobPlan, Plan
 from .store import SimulatedStore
 
 WRITES = ("claim", "heartbeat", "finish", "release")
@@ -204,7 +205,7 @@ class Cluster(World):
             runners = [member.place for member in self.living() if member.planner.attempts]
             fault = replace(fault, who=runners[0] if runners else self.plan.instances[0])
         kind, who = fault.kind, self.instances.get(fault.who or "")
-        if fault.for_ms and kind not in ("pause", "crash", "stop"):
+        if fault.for_ms and kind in WINDOWS:
             self.active.append(fault)
             self.at(self.now_ms + fault.for_ms, None, lambda: self.active.remove(fault))
         elif kind == "failover":
@@ -218,7 +219,7 @@ class Cluster(World):
             self._strike_member(fault, who)
 
     def _strike_member(self, fault: Fault, who: Member) -> None:
-        if fault.kind == "pause" and fault.at_ms % 3 == 0:  # right before a handler starts, which chance rarely hits
+        if fault.kind == "pause-after-win":  # right before a handler starts, which chance rarely hits
             who.pauses_until_ms = self.now_ms + fault.for_ms
         elif fault.kind == "pause":
             who.freeze(fault.for_ms)
@@ -390,19 +391,32 @@ class Member(Instance):
             super().decide(decision)
             if (self.planner.free > 0) != self.busy[-1][1]:
                 self.busy.append((self.world.now_ms, self.planner.free > 0))
+            for attempt in self.planner.attempts.values():
+                self._judge_deadline(attempt)
+
+    def _judge_deadline(self, attempt: Attempt) -> None:
+        """S17: trust ends with the margin, counted from just before the last accepted heartbeat or claim was sent."""
+        sent_ms = self.trusted.get(attempt.record.token)
+        if sent_ms is not None:
+            latest_ms = sent_ms + attempt.record.lease_ms - attempt.spec.options.margin_ms
+            if attempt.deadline_boot_ms > latest_ms:
+                late = f"{attempt.record.token} is trusted {attempt.deadline_boot_ms - latest_ms} ms too long"
+                self.world.problems.append(("S17", late))
 
     def kill(self) -> None:
         """The process ends at once."""
         self.gone_ms = self.world.now_ms
         super().kill()
 
-    def could_take_over(self, since_ms: int, until_ms: int) -> bool:
-        """Whether it was there with a free worker all that time, in the world's time, and not told to stop."""
-        left = [ms for ms in (self.gone_ms, self.stopped_ms) if ms is not None]
-        if min(left, default=until_ms + 1) <= until_ms:
-            return False
-        before = [free for at_ms, free in self.busy if at_ms <= since_ms]
-        return bool(before) and before[-1] and all(free for at_ms, free in self.busy if since_ms < at_ms <= until_ms)
+    def could_take_over(self, since_ms: int, until_ms: int, within_ms: int) -> bool:
+        """Whether between these, in the world's time, it was there, not told to stop, and had a free worker for longer
+        than that at a stretch.
+        """
+        until_ms = min(ms for ms in (until_ms, self.gone_ms, self.stopped_ms) if ms is not None)
+        return any(
+            free and min(end_ms, until_ms) - max(at_ms, since_ms) > within_ms
+            for (at_ms, free), (end_ms, _) in pairwise([*self.busy, (until_ms, False)])
+        )
 
     def told_facts(self) -> Iterator[Fact]:
         """Its events about attempts, as facts."""
@@ -521,7 +535,7 @@ def _spec(job: JobPlan, version: int) -> JobSpec:
     if version:
         options |= {"lease": options["lease"] / 2, "heartbeat": options["heartbeat"] / 2, "max_attempts": 2}
         options |= {"history_size": 1, "max_late": 3, "catch_up": 5}
-        if job.longest_ms % 2:
+        if job.flips:
             options["overlap"] = "allow" if options["overlap"] == "skip" else "skip"
     return spec(job.name, job.every_ms / 1000, **options)
 

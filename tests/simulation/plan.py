@@ -22,7 +22,11 @@ CROWD_INTERVAL_MS = 3_000
 HEARTBEATS = (6, 4, 3, 2.2)
 """So many of them in a lease: by default, by as many as the margin takes, and nearly by as few as can be."""
 STORE_FAULTS = ("outage", "freeze-store", "refuse-writes", "failover", "reset", "store-step")
-INSTANCE_FAULTS = ("crash", "pause", "stop", "cut", "drop-answers", "delay", "duplicate", "hold", "wall-step", "manual")
+INSTANCE_FAULTS = (
+    "crash", "pause", "pause-after-win", "stop", "cut", "drop-answers", "delay", "duplicate", "hold", "wall-step",
+    "manual",
+)  # fmt: skip
+"""`pause-after-win` begins as soon as the instance wins a claim."""
 FAULTS = STORE_FAULTS + INSTANCE_FAULTS
 LAST_FAULTS = ("die", "leave")
 """In the calm time one instance may die or be stopped for good: how soon others go on is judged to the millisecond."""
@@ -43,6 +47,7 @@ class JobPlan:
     fails: float  # the share of them that raises
     heeds: float  # the share of them that look at their signal
     checkpoints: float
+    flips: bool = False  # whether the program's next version has the other `overlap`
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def plan(seed: int) -> Plan:
     span_ms = math.ceil((SLOTS + len(jobs)) / sum(1 / job.every_ms for job in jobs))  # a job's last slot may be cut off
     settle_ms = max(bound_ms(job) for job in jobs)
     calm_ms = max(span_ms * 4 // 5, 1)
-    end_ms = max(span_ms, calm_ms + settle_ms + 4 * max(job.every_ms for job in jobs))
+    end_ms = max(span_ms, calm_ms + settle_ms + max(4 * max(job.every_ms for job in jobs), 500 + takeover_ms(jobs)))
     made = Plan(
         seed,
         jobs,
@@ -110,6 +115,11 @@ def plan(seed: int) -> Plan:
         end_ms=end_ms,
     )
     return replace(made, faults=made.faults + _last_faults(made))
+
+
+def takeover_ms(jobs: tuple[JobPlan, ...]) -> int:
+    """How long it takes at most until a run whose instance is lost must have been decided on again, and a bit."""
+    return max(round(1_000 * (job.options["lease"] + 2 * job.options["heartbeat"])) for job in jobs) + 500
 
 
 def bound_ms(job: JobPlan) -> int:
@@ -142,7 +152,8 @@ def _job(chance: random.Random, name: str, crowd: bool) -> JobPlan:
     if crowd:
         options |= {"jitter": every_ms / 2_000, "history_size": 20}
         longest_ms = min(longest_ms, every_ms // 2)
-    return JobPlan(name, every_ms, options, longest_ms, chance.choice((0, 0.1)), chance.choice((0, 0.8, 1)), 0.3)
+    fails, heeds = chance.choice((0, 0.1)), chance.choice((0, 0.8, 1))
+    return JobPlan(name, every_ms, options, longest_ms, fails, heeds, 0.3, flips=chance.random() < 1 / 3)
 
 
 def _faults(
@@ -153,7 +164,7 @@ def _faults(
     lease_ms = max(round(job.options["lease"] * 1000) for job in jobs)
     count = chance.choice((2, 6, 12, 25))
     if chance.random() < 0.05:  # copies of claims that arrive while nobody is there to take over
-        kinds, count = ["duplicate", "stop", "crash", "pause"], 25
+        kinds, count = ["duplicate", "stop", "crash", "pause", "pause-after-win"], 25
     made = [one(chance, chance.choice(kinds), names, lease_ms, calm_ms) for _ in range(count)]
     return tuple(sorted(made, key=lambda fault: fault.at_ms))
 
@@ -163,7 +174,7 @@ def _last_faults(made: Plan) -> tuple[Fault, ...]:
     chance = random.Random(f"last-{made.seed}")
     if chance.random() < 1 / 3:
         return ()
-    at_ms = chance.randrange(made.settled_ms, made.settled_ms + (made.end_ms - made.settled_ms) // 2)
+    at_ms = chance.randrange(made.settled_ms, made.end_ms - takeover_ms(made.jobs))
     return (Fault(chance.choice(LAST_FAULTS), at_ms, RUNNER),)
 
 
@@ -172,7 +183,7 @@ def one(chance: random.Random, kind: str, names: tuple[str, ...], lease_ms: int,
     at_ms = chance.randrange(500, calm_ms)
     who = None if kind in STORE_FAULTS else chance.choice((RUNNER, chance.choice(names)))
     for_ms = amount = 0
-    if kind in WINDOWS or kind in ("pause", "crash", "stop"):
+    if kind in WINDOWS or kind in ("pause", "pause-after-win", "crash", "stop"):
         lasts_ms = chance.choice((lease_ms // 8, lease_ms // 2, lease_ms, 2 * lease_ms, 5 * lease_ms))
         for_ms = min(calm_ms - at_ms, lasts_ms)
     if kind == "delay":
@@ -183,6 +194,6 @@ def one(chance: random.Random, kind: str, names: tuple[str, ...], lease_ms: int,
         amount = chance.choice((100, 1_000, lease_ms))
     elif kind in ("store-step", "wall-step"):
         amount = chance.choice((1, -1)) * chance.choice((300, 1_000, lease_ms, 30_000, 3_600_000))
-    elif kind == "crash":
+    elif kind in ("crash", "stop"):
         amount = chance.choice((0, 0, 1))  # the next start is of a version with other options
     return Fault(kind, at_ms, who, for_ms, amount)

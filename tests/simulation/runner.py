@@ -7,6 +7,7 @@ long as one of the same invariants is broken.
 from __future__ import annotations
 
 import multiprocessing
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -56,8 +57,11 @@ class Summary:
 def one(seed: int) -> Result:
     """The history of a seed."""
     made = plan(seed)
-    cluster, problems = checks.run(made)
     slots = sum(made.end_ms // job.every_ms for job in made.jobs)
+    try:
+        cluster, problems = checks.run(made)
+    except Exception as error:
+        return Result(seed, [_crash(error)], Counter(), slots, 0)
     return Result(seed, problems, checks.reached(cluster), slots, len(cluster.entries))
 
 
@@ -94,7 +98,15 @@ def shrunk(made: Plan, judge: Callable[[Plan], set[str]]) -> tuple[Plan, list[in
 
 def broken(made: Plan) -> set[str]:
     """The invariants that a plan's history breaks."""
-    return {identifier for identifier, _ in checks.run(made)[1]}
+    try:
+        return {identifier for identifier, _ in checks.run(made)[1]}
+    except Exception as error:
+        return {_crash(error)[0]}
+
+
+def _crash(error: Exception) -> tuple[str, str]:
+    """A decision that raised is a problem like others: it has a seed, and is shrunk."""
+    return "crash", "".join(traceback.format_exception(error)[-3:]).strip()
 
 
 def report(result: Result) -> str:
