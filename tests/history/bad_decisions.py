@@ -484,3 +484,55 @@ def a_refusal_names_the_token_of_the_run_in_the_way(h: Decisions) -> None:
     run = h.won()
     answer = ClaimAnswer("running", run.token, T0 + 1_000, "1-0", run)
     h.entries.append(Entry("claim", JOB, T0 + 1_000, answer, (), (), T0, "b", request(T0, "b")))
+
+
+# ---- refusals whose reason isn't true (L1) ---------------------------------------------------------------------------
+
+
+def _refused(outcome: str, late_ms: int = 0, **options: Any) -> Build:
+    """The job's first claim, of a slot that is due, is refused."""
+
+    def build(history: Decisions) -> None:
+        now_ms, asked = T0 + late_ms, request(**options)
+        answer = ClaimAnswer(outcome, "a", now_ms, "1-0")  # type: ignore[arg-type]
+        history.entries.append(Entry("claim", JOB, now_ms, answer, (), (), T0, "a", asked))
+
+    return build
+
+
+def _told(outcome: str, **options: Any) -> Build:
+    """A claim of the slot of a run that is alive gets that answer."""
+
+    def build(history: Decisions) -> None:
+        run = history.won()
+        asked = request(T0, "b", **options)
+        answer = ClaimAnswer(outcome, "b", T0 + 1, "1-0", run)  # type: ignore[arg-type]
+        history.entries.append(Entry("claim", JOB, T0 + 1, answer, (), (), T0, "b", asked))
+
+    return build
+
+
+def _overlap_with_a_dead_run(history: Decisions) -> None:
+    run = history.won()
+    asked = request(T0 + 20_000, "b")
+    answer = ClaimAnswer("overlap", "b", T0 + 20_000, "1-0", run)
+    history.entries.append(Entry("claim", JOB, T0 + 20_000, answer, (), (), T0 + 20_000, "b", asked))
+
+
+def _running_after_the_end(history: Decisions) -> None:
+    run = history.ended()
+    answer = ClaimAnswer("running", "b", T0 + 2_000, "1-0", run)
+    history.entries.append(Entry("claim", JOB, T0 + 2_000, answer, (), (), T0, "b", request(T0, "b")))
+
+
+BAD |= {
+    "late in time": (frozenset({"L1"}), _refused("late", late_ms=60_000)),
+    "early though it is due": (frozenset({"L1"}), _refused("early")),
+    "superseded by nothing": (frozenset({"L1"}), _refused("superseded")),
+    "finished without a run": (frozenset({"L1"}), _refused("finished")),
+    "finished while it is alive": (frozenset({"L1"}), _told("finished")),
+    "gone though it is there": (frozenset({"L1"}), _told("gone", takeover_of=1)),
+    "overlap with a dead run": (frozenset({"L1"}), _overlap_with_a_dead_run),
+    "overlap though all may": (frozenset({"L1"}), _refused("overlap", overlap="allow")),
+    "running after its end": (frozenset({"L1"}), _running_after_the_end),
+}

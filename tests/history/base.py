@@ -69,7 +69,8 @@ INVARIANTS = {
     "for; a purge removes running ones only by force; nothing else removes any.",
     "S24": "An operation on one job changes no other job and no other namespace.",
     "S28": "A claim's answer names the token of the claim.",
-    "L1": "Every slot that was due in peace was dealt with: it has a run, or an answer or an event that says why not.",
+    "L1": "Every slot that was due in peace was dealt with: it has a run, or an answer or an event that says why not. "
+    "The reason in an answer is true when it is decided.",
     "L2": "No run is left alone in peace: once its lease is over or released, an instance that watches it decides on "
     "it within two heartbeats and the time of a request.",
 }

@@ -2,7 +2,8 @@
 
 The list is in the store's own order of decisions. Whoever records them (the reference driver, a simulation, an audit
 table of a real store) is trusted for the order and for the changes; everything else is judged from there. What an
-invariant says stands in `base.INVARIANTS`; those of a store's decisions are S1 to S14, S18, S20 to S22, S24 and S28.
+invariant says stands in `base.INVARIANTS`; those of a store's decisions are S1 to S14, S18, S20 to S22, S24, S28 and,
+of the reasons of refusals, L1.
 """
 
 from __future__ import annotations
@@ -226,6 +227,9 @@ class _Job:
         if answer.token != entry.token:
             yield "S28", f"the answer to {entry.token!r} names {answer.token!r}"
         if answer.outcome != "won":
+            if entry.request is not None and not self._true_refusal(entry.request, answer.outcome, entry.now_ms):
+                run = self.runs.get(entry.slot_ms)
+                yield "L1", f"{entry.token!r} was told {answer.outcome!r}, which isn't true of the run {run}"
             return
         record = answer.record
         if record is None or record.token != entry.token:
@@ -240,6 +244,26 @@ class _Job:
             yield "S14", f"{entry.token!r} won {known} before, and now {start}"
         elif known is None and not any(self._is_start(r) and r.token == entry.token for r in entry.puts):
             yield "S14", f"{entry.token!r} was told `won`, and nothing was started"
+
+    def _true_refusal(self, request: ClaimRequest, outcome: str, now_ms: int) -> bool:
+        """Whether the reason is true as far as decisions tell. `interrupted` is judged by S13."""
+        slot, skip, run = request.slot_ms, request.overlap == "skip", self.runs.get(request.slot_ms)
+        removed = self.floor_ms is not None and slot <= self.floor_ms
+        if outcome == "finished":
+            return run is not None and run.status != "running"
+        if outcome == "running":
+            late_copy = run is not None and request.takeover_of is None and run.attempt > 1
+            running = run is not None and run.status == "running"
+            return running and (run.live(now_ms) or run.token == request.token or late_copy)
+        if outcome == "overlap":
+            return skip and any(other != slot and self.runs[other].live(now_ms) for other in self.running)
+        if outcome == "superseded":
+            return skip and (removed or self._newer_started(slot, now_ms))
+        if outcome == "late":
+            return now_ms - slot > request.max_late_ms + LATE_TOLERANCE_MS or (removed and not skip)
+        if outcome == "gone":
+            return request.takeover_of is not None and (run is None or run.attempt != request.takeover_of)
+        return outcome == "interrupted" or (outcome == "early" and slot > now_ms + EARLY_MS)
 
     def _accepted(self, entry: Entry, life: _Life) -> Found:
         """Judges a heartbeat, finish or release, and remembers what was accepted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import sys
 import time
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=2_000, metavar="N", help="so many histories (default: 2000)")
-    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first of them (default: 0)")
+    parser.add_argument("--first", type=int, metavar="SEED", help="the first (default: 0; with --forever, any)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="in so many processes (default: 2)")
     parser.add_argument("--forever", action="store_true", help="go on until one fails, or until interrupted")
     parser.add_argument("--seed", type=int, metavar="SEED", help="only this one, with everything that happened")
@@ -31,16 +32,21 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    began, summary = time.monotonic(), runner.Summary()
-    seeds: Iterable[int] = itertools.count(options.first)
+    began, summary, first = time.monotonic(), runner.Summary(), options.first
+    if first is None:  # others than the gate's, which hold
+        first = random.randrange(1_000_000, 1_000_000_000) if options.forever else 0
+    seeds: Iterable[int] = itertools.count(first)
     if not options.forever:  # those that take longest come first, so that no process is left alone with one
-        seeds = sorted(range(options.first, options.first + options.seeds), key=crowded, reverse=True)
-    for result in runner.many(seeds, options.jobs):
-        summary.add(result)
-        if summary.histories % 200 == 0:
-            print(f"{summary.histories} histories in {time.monotonic() - began:.0f} s", flush=True)
-        if options.forever and summary.failed:
-            break
+        seeds = sorted(range(first, first + options.seeds), key=crowded, reverse=True)
+    try:
+        for result in runner.many(seeds, options.jobs):
+            summary.add(result)
+            if summary.histories % 200 == 0:
+                print(f"{summary.histories} histories in {time.monotonic() - began:.0f} s", flush=True)
+            if options.forever and summary.failed:
+                break
+    except KeyboardInterrupt:
+        print("interrupted")
     for failed in summary.failed[:3]:
         print(runner.report(failed))
     for branch in checks.BRANCHES:

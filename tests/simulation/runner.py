@@ -7,6 +7,7 @@ long as one of the same invariants is broken.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -70,7 +71,8 @@ def many(seeds: Iterable[int], jobs: int) -> Iterator[Result]:
     if jobs == 1:
         yield from map(one, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
+    with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, quiet) as pool:
         yield from pool.imap_unordered(one, seeds, chunksize=4)
 
 

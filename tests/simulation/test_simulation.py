@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,6 +131,17 @@ def _renewed_by_the_answer(self: Attempt, accepted: bool, sent_ms: int, now_ms: 
     return _BEAT_ANSWERED(self, accepted, now_ms, now_ms)
 
 
+_CLAIM_EXISTING = _rules._claim_existing
+
+
+def _ended_too_soon(view: Any, run: Any, request: Any, now_ms: int, epoch: str) -> Any:
+    """Others are told `finished` of a run that is alive, so that nobody watches it."""
+    decision = _CLAIM_EXISTING(view, run, request, now_ms, epoch)
+    if decision.answer.outcome != "running":
+        return decision
+    return replace(decision, answer=replace(decision.answer, outcome="finished"))
+
+
 MUTANTS: dict[str, tuple[list[tuple[Any, str, Any]], set[str]]] = {
     "no overlap check": ([(_rules, "_live_one", _no_overlap)], {"S1"}),
     "no own deadline": ([(Attempt, "expired", lambda self, boot_ms: False)], {"S1", "S17"}),
@@ -142,6 +154,7 @@ MUTANTS: dict[str, tuple[list[tuple[Any, str, Any]], set[str]]] = {
     "handlers aren't told of refusals": ([(Attempt, "refuse", _silent_refusal)], {"S18"}),
     "claims after stop": ([(Planner, "stop", _forgotten_stop)], {"S25"}),
     "watches never end": ([(_backup.Backups, "drop", lambda self, job, slot_ms: None)], {"L9"}),
+    "live runs are told finished": ([(_rules, "_claim_existing", _ended_too_soon)], {"L1"}),
     "workers are lost": ([(Planner, "_unsent", lambda self, claim: None)], {"L12"}),
 }
 
